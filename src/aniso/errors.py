@@ -1,0 +1,201 @@
+"""Everything aniso raises on purpose.
+
+* AnisoError
+  * UsageError        exit 2   the command or the arguments make no sense
+  * InputError        exit 3   a file cannot be read, or does not fit the others
+  * UnsafeError       exit 4   a file asks for something no data file should ask for
+  * ResourceError     exit 5   disk, memory or permission ran out
+  * NumericalError    exit 6   a value left the range it can be stored in
+  * LockedError       exit 8   another process is writing there
+
+Every error says what it is about, what is wrong, what was found and expected, and what to type next.
+Its ``code`` (``CKPT-SHAPE``) can be looked up with ``aniso explain CODE``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+_SHOWN = 160
+
+
+def printable(text: object, limit: int = _SHOWN) -> str:
+    """Text from a stranger's file, safe for a terminal: control characters escaped, cut to length."""
+    raw = str(text)
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in raw[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+class AnisoError(Exception):
+    """Base of all deliberate errors; ``facts`` are shown as a small table under the message."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self, code: str, message: str, *, likely: str = "", fix: str = "", **facts: object
+    ) -> None:
+        self.code = code
+        self.message = message
+        self.facts = {name: value for name, value in facts.items() if value not in (None, "")}
+        self.likely = likely
+        self.fix = fix
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {printable(self.message, 600)}"]
+        rows = {**self.facts, "likely": self.likely, "fix": self.fix}
+        for name, value in rows.items():
+            if value == "":
+                continue
+            values = value if isinstance(value, list | tuple) else [value]
+            for i, line in enumerate(values):
+                lines.append(f"  {name if i == 0 else '':<9} {printable(line, 600)}")
+        lines[-1] += f"      (aniso explain {self.code})"
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # keyword-only facts do not survive the default way errors cross processes
+        return _rebuild, (type(self), self.code, self.message, self.likely, self.fix, self.facts)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {
+            name: [printable(v, 600) for v in value]
+            if isinstance(value, list | tuple)
+            else printable(value, 600)
+            for name, value in self.facts.items()
+        }
+        return {
+            "error": self.code,
+            "message": self.message,
+            "facts": facts,
+            "likely": self.likely,
+            "fix": self.fix,
+            "exit": self.exit_code,
+        }
+
+
+def _rebuild(
+    kind: type[AnisoError], code: str, message: str, likely: str, fix: str, facts: dict[str, Any]
+) -> AnisoError:
+    return kind(code, message, likely=likely, fix=fix, **facts)
+
+
+class UsageError(AnisoError):
+    exit_code = 2
+
+
+class InputError(AnisoError):
+    exit_code = 3
+
+
+class UnsafeError(AnisoError):
+    exit_code = 4
+
+
+class ResourceError(AnisoError):
+    exit_code = 5
+
+
+class NumericalError(AnisoError):
+    exit_code = 6
+
+
+class LockedError(AnisoError):
+    exit_code = 8
+
+
+class AnisoWarning(UserWarning):
+    """Something a user should know and may ignore; the command line prints these as notes."""
+
+
+EXPLANATIONS: dict[str, str] = {
+    "FILE-MISSING": "The path does not exist. If you meant a hub id, write it as owner/name or "
+    "owner/name@revision.",
+    "FILE-EMPTY": "The file holds no bytes, or too few to be any weight format. A download that failed at "
+    "once leaves such files: fetch it again.",
+    "FILE-KIND": "Only regular files and directories are opened. Pipes, sockets and devices could block for "
+    "ever or never end.",
+    "FILE-FORMAT": "The first bytes match no format that aniso reads: safetensors, torch zip or legacy "
+    "pickles. The file's suffix plays no part in this.",
+    "FILE-TRUNCATED": "The file ends before its own header says it should. Download it again.",
+    "FILE-CHANGED": "The file changed while it was being read, so what was read may be a mixture.",
+    "FILE-ACCESS": "The operating system refused to open the file.",
+    "FILE-HASH": "The content differs from the sha256 recorded when the file was written. Some byte changed "
+    "since: restore the file or build it again.",
+    "FILE-POINTER": "Git stored a pointer in place of the large file. `git lfs pull` in that repository "
+    "fetches the real one.",
+    "FILE-PAGE": "A web page or an error message was saved in place of the weights; the download address "
+    "was wrong or needed a login.",
+    "ST-HEADER": "The safetensors header is malformed in a way no writer produces by accident.",
+    "ST-OFFSETS": "A tensor's byte range in a safetensors file overlaps another, leaves a hole, or does not "
+    "match its shape and dtype. Such a file can be crafted to make readers disagree, so it is refused.",
+    "ST-TRAILING": "Bytes follow the last tensor of a safetensors file. They could be a second file that "
+    "other programs read instead.",
+    "WEIGHT-DTYPE": "Task vectors are computed from 16, 32 and 64 bit floats. Convert quantised or 8-bit "
+    "weights with the tool that made them.",
+    "WEIGHT-NAME": "There is no tensor of that name in the file.",
+    "WEIGHT-NONFINITE": "A weight is NaN or infinite. Arithmetic on it would spread to every composition; "
+    "pass --allow-nonfinite only to look at the file.",
+    "PICKLE-CALL": "A pickle is a program. This one would call functions that have no place in a list of "
+    "tensors. aniso never runs pickles, so nothing happened; the file is refused because whoever made it "
+    "may have tampered with the tensors, too. `aniso convert --tensors-only` extracts the tensors.",
+    "PICKLE-LIMIT": "The pickle needs more operations, memory or nesting than any real checkpoint does.",
+    "PICKLE-MALFORMED": "The pickle's own bookkeeping is inconsistent, so no two readers need agree on what "
+    "it contains.",
+    "PICKLE-VIEW": "A tensor in the pickle claims elements outside of the storage it points to, or more "
+    "elements than the storage holds.",
+    "PICKLE-STORAGE": "A storage in the checkpoint has another size than the pickle declares.",
+    "PICKLE-UNSUPPORTED": "The checkpoint keeps tensors in a form that is not a plain array (sparse, "
+    "quantised, or a plain pickle.dump). Save its state_dict with safetensors.",
+    "ZIP-UNSAFE": "The zip archive around the checkpoint has properties torch never writes: compression, "
+    "encryption, overlapping or duplicate entries, names that leave the archive.",
+    "ZIP-CRC": "An entry of the checkpoint archive does not match its checksum; the file is damaged.",
+    "TORCHSCRIPT": "A TorchScript archive holds code beside its weights. Load it with torch.jit where you "
+    "trust it, and save its state_dict with safetensors.",
+    "CKPT-AMBIGUOUS": "More than one part of the checkpoint looks like model weights. Name the one you mean "
+    "as FILE::entry.",
+    "CKPT-NONE": "No tensors were found under any rule.",
+    "CKPT-LINEARISED": "The checkpoint is of a linearised model: it stores its parameters by position. "
+    "Standard and linearised vectors must not be mixed.",
+    "CKPT-SHAPE": "A tensor has another shape than in the base. Usually the model is of another size or "
+    "resolution; aniso never resizes.",
+    "CKPT-KEYS": "Names are missing from the fine-tuned model, or it has names the base lacks. Pairing is by "
+    "name alone. --skip-key and --rename state an exception explicitly.",
+    "CKPT-BUFFER": "A tensor that is not part of a task vector (an integer buffer, the logit scale, the text "
+    "tower) differs between base and fine-tuned model, so the vector would not reproduce the model. "
+    "Leave it out on purpose with --skip-key.",
+    "CKPT-ACTIVATION": "The same weights under QuickGELU and GELU are two different models. Base and "
+    "fine-tuned model must agree.",
+    "VECTOR-ZERO": "The fine-tuned model equals the base in every block.",
+    "VECTOR-DISTANT": "The difference to the base is about as large as the base itself; fine-tuning moves "
+    "weights by a few per cent. The model was probably tuned from another base.",
+    "VECTOR-BASE": "The vector was made over another base; base fingerprints must agree.",
+    "VECTOR-RANGE": "A value does not fit the number format asked for. Choose --dtype bf16 or fp32.",
+    "VECTOR-FILE": "The file is a valid safetensors file but not a task vector written by aniso.",
+    "LAYOUT-SCHEME": "The names in the file do not follow the naming that was asked for.",
+    "LAYOUT-CONVERT": "Only CLIP models with a vision transformer have both an open_clip and a Hugging Face "
+    "form.",
+    "DIR-EMPTY": "The directory holds no weights under any of the names the field uses.",
+    "DIR-INDEX": "The shard index and the shards disagree.",
+    "DIR-PATH": "The shard index points outside of its directory.",
+    "DIR-CONFIG": "The directory's configuration file is not valid JSON, or not an object.",
+    "HUB-OFFLINE": "The model is not in the local cache and the network is switched off.",
+    "HUB-FETCH": "The hub did not deliver the model.",
+    "LORA-KIND": "Only adapters whose update can be computed exactly are read: LoRA, rsLoRA and DoRA with "
+    "rank and alpha patterns. Merge the adapter with the tool that made it and use the merged checkpoint.",
+    "LORA-INIT": "PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the base's weights before training, so "
+    "alpha/r*B*A is not the difference to the base. PEFT can convert such an adapter on saving: "
+    "save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+    "LORA-CONFIG": "The adapter's configuration is missing a field, or holds a value PEFT would not write.",
+    "LORA-KEYS": "Every tensor of an adapter must have its place in the base; nothing is skipped silently.",
+    "LORA-RANK": "The rank in the configuration differs from the rank of the tensors.",
+    "BANK-MANIFEST": "The directory has no readable bank manifest of a known version.",
+    "BANK-NAME": "Vector names are unique within a bank and limited to letters, digits and . _ + -",
+    "BANK-BASE": "All vectors of a bank are differences to the same base.",
+    "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
+    "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
+    "OUT-WRITE": "The output could not be written; what was there before is untouched.",
+    "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",
+    "OUT-LOCKED": "Another process is changing the same bank. Wait for it, then try again.",
+    "USAGE": "The command line contradicts itself.",
+}

@@ -1,0 +1,245 @@
+"""Outputs that are old or new, never half.
+
+One file: temporary beside it, written, fsynced, read back and compared, renamed, directory fsynced.
+Several files: a ``.partial`` directory that is renamed once its last file is in place.
+Every call that changes the disk goes through ``disk``, so that tests can fail any one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from aniso.errors import LockedError, ResourceError, UsageError, printable
+from aniso.weights.files import CHUNK, RawFile
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+class Disk:
+    """The system calls that change what is on disk."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def replace(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def exchange(self, a: Path, b: Path) -> None:
+        """Swap two directories in one step, where the file system can."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        done = -1
+        if hasattr(libc, "renameat2"):
+            done = libc.renameat2(
+                _AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE
+            )
+        if done != 0:
+            aside = b.with_name(f"{b.name}.old-{secrets.token_hex(4)}")
+            os.rename(b, aside)
+            os.rename(a, b)
+            os.rename(aside, a)
+
+    def remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+disk = Disk()
+
+
+class HashedStream:
+    """Sequential writes at one or more places of a new file, each place remembered by checksum."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._regions: list[list[int]] = []  # [offset, length, crc32]
+        self.seek(0)
+
+    def seek(self, offset: int) -> None:
+        self._regions.append([offset, 0, 0])
+
+    def write(self, data: bytes | memoryview) -> None:
+        region = self._regions[-1]
+        view = memoryview(data).cast("B")
+        region[2] = zlib.crc32(view, region[2])
+        while view:
+            n = disk.pwrite(self._fd, view[: 64 << 20], region[0] + region[1])
+            region[1] += n
+            view = view[n:]
+
+    def verified_sha256(self, path: Path) -> str:
+        """Read the file back; every region must hold what was written. Returns the hash of the whole file."""
+        file = RawFile(path)
+        digest = hashlib.sha256()
+        position = 0
+        for offset, length, crc in sorted(r for r in self._regions if r[1]):
+            found, done = 0, 0
+            while done < length:
+                data = file.read(offset + done, min(CHUNK, length - done))
+                found = zlib.crc32(data, found)
+                digest.update(data)
+                done += len(data)
+            if found != crc or offset != position:
+                raise OSError(errno.EIO, "what was read back differs from what was written")
+            position = offset + length
+        if position != file.size:
+            raise OSError(errno.EIO, "what was read back differs in length")
+        return digest.hexdigest()
+
+
+class AtomicFile:
+    """Handed out by ``atomic_file``; ``sha256`` is known once the file is in place."""
+
+    def __init__(self, stream: HashedStream) -> None:
+        self.stream = stream
+        self.sha256 = ""
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
+    """Write ``path`` so that readers see the old content or the new, never a part."""
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
+    if path.exists() and not overwrite:
+        raise _exists(path)
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+    with _os_errors(path):
+        fd = disk.create(temporary)
+        try:
+            out = AtomicFile(HashedStream(fd))
+            yield out
+            if path.exists():
+                os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
+            disk.fsync(fd)
+            out.sha256 = out.stream.verified_sha256(temporary)
+            disk.replace(temporary, path)
+            sync_directory(path.parent)
+        except BaseException:
+            disk.remove(temporary)
+            raise
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Fill the directory that is handed out; it becomes ``path`` when the block ends well."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
+    occupied = path.is_dir() and any(path.iterdir())
+    if occupied and not overwrite:
+        raise _exists(path)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+    with _os_errors(path):
+        try:
+            disk.mkdir(partial)
+            yield partial
+            sync_directory(partial)
+            if path.is_dir():
+                disk.exchange(partial, path)
+                sync_directory(path.parent)
+                disk.remove(partial)
+            else:
+                disk.replace(partial, path)
+            sync_directory(path.parent)
+        except BaseException:
+            if partial.exists():
+                disk.remove(partial)
+            raise
+
+
+def write_text(path: Path, text: str, *, overwrite: bool = False) -> str:
+    """Write a small text file atomically; returns its sha256."""
+    with atomic_file(path, overwrite=overwrite) as out:
+        out.stream.write(text.encode())
+    return out.sha256
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def require_space(path: Path, nbytes: int) -> None:
+    """Refuse to start what cannot be finished: ``path``'s disk must have ``nbytes`` free."""
+    parent = path.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    if nbytes > free:
+        raise ResourceError(
+            "OUT-SPACE",
+            f"'{printable(path)}' does not fit on its disk",
+            expected=f"{nbytes:,} bytes",
+            found=f"{free:,} bytes free",
+            fix="free some space, choose another disk, or a smaller storage (--storage int8)",
+        )
+    if not os.access(parent, os.W_OK):
+        raise ResourceError(
+            "OUT-WRITE", f"'{printable(parent)}' is not writable", fix="choose another output"
+        )
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Only one process changes the directory at a time; the lock dies with its process."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise LockedError(
+                "OUT-LOCKED",
+                f"'{printable(directory)}' is being changed by another process",
+                fix="wait for it to end, then run the command again",
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError("OUT-EXISTS", f"'{printable(path)}' exists", fix="add --overwrite to replace it")
+
+
+@contextlib.contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise ResourceError(
+            "OUT-SPACE" if full else "OUT-WRITE",
+            f"'{printable(path)}' could not be written",
+            reason=e.strerror or str(e),
+            fix="free some space or choose another disk" if full else "choose another output",
+        ) from None

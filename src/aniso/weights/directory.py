@@ -1,0 +1,193 @@
+"""Directories in the layouts of Hugging Face and open_clip: one file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from aniso.errors import AnisoError, InputError, UnsafeError, printable
+from aniso.weights.files import RawFile
+from aniso.weights.jsontext import JsonProblem, parse_object
+from aniso.weights.single import open_file
+from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
+
+_JSON_LIMIT = 64 << 20
+_WHOLE = ("model.safetensors", "open_clip_model.safetensors")
+_PICKLED = ("pytorch_model.bin", "open_clip_pytorch_model.bin")
+_SHARDED = {"model.safetensors.index.json": ".safetensors", "pytorch_model.bin.index.json": ".bin"}
+_ASKS_FOR_CODE = (
+    "auto_map", "trust_remote_code", "_target_", "_attn_implementation_internal", "custom_pipelines",
+)  # fmt: skip
+_COMPARED = 64 << 10  # tensors up to this size are compared when a directory holds the weights twice
+
+
+def open_directory(path: Path) -> WeightSource:
+    """The weights of a model directory; safetensors are preferred to pickles, and it says so."""
+    present = [name for name in (*_WHOLE, *_SHARDED, *_PICKLED) if (path / name).exists()]
+    safe = [name for name in present if name in _WHOLE or "safetensors" in name]
+    if not present:
+        raise InputError(
+            "DIR-EMPTY",
+            f"'{printable(path)}' holds no model weights",
+            expected=", ".join((*_WHOLE, *_PICKLED, "adapter_config.json")),
+            found=printable(", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"),
+            fix=f"aniso inspect '{printable(path)}/FILE'",
+        )
+    chosen = present[0]
+    source = _open_member(path, chosen)
+    notes = list(source.info.notes)
+    unused = [name for name in present if name != chosen]
+    if unused:
+        notes.append(f"{chosen} used; {', '.join(unused)} not used")
+        if safe:
+            notes += [w for name in unused if (w := _difference(source, path, name))]
+    config, config_notes = _read_config(path)
+    source.label = printable(path)
+    source.info = replace(source.info, notes=(*notes, *config_notes), config=config)
+    return source
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a stranger's directory."""
+    file = RawFile(path)
+    try:
+        if file.size > _JSON_LIMIT:
+            raise JsonProblem(f"{file.size} bytes long")
+        return parse_object(file.read(0, file.size))
+    except JsonProblem as e:
+        raise InputError(
+            "DIR-CONFIG",
+            f"'{file.label}' is not a valid configuration",
+            reason=printable(e),
+            fix="download it again",
+        ) from None
+
+
+def _open_member(path: Path, name: str) -> WeightSource:
+    if name in _SHARDED:
+        return ShardedWeights(path / name, _SHARDED[name])
+    return open_file(path / name)
+
+
+def _difference(source: WeightSource, path: Path, name: str) -> str:
+    """A warning if another file of the directory disagrees with the one in use."""
+    try:
+        other = _open_member(path, name)
+        same = source.tensors == other.tensors and all(
+            torch.equal(source.read(key), other.read(key))
+            for key, info in source.tensors.items()
+            if info.nbytes <= _COMPARED
+        )
+    except AnisoError as e:
+        return f"warning: {name}, which is not used, cannot be read ({e.code})"
+    return "" if same else f"warning: {name}, which is not used, holds other weights"
+
+
+def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
+    if (path / "config.json").exists():
+        return _transformers_config(read_json(path / "config.json"))
+    if (path / "open_clip_config.json").exists():
+        config = read_json(path / "open_clip_config.json").get("model_cfg")
+        quick = config.get("quick_gelu", False) if isinstance(config, dict) else False
+        return ModelConfig("open_clip", "quick_gelu" if quick else "gelu"), []
+    return ModelConfig(), []
+
+
+def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
+    ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
+    notes = [f"config.json fields not followed: {', '.join(ignored)}"] if ignored else []
+    named = config.get("architectures")
+    vision = config.get("vision_config")
+    architecture = named[0] if isinstance(named, list) and named else config.get("model_type")
+    activation = config.get("hidden_act")
+    if activation is None and isinstance(vision, dict):
+        activation = vision.get("hidden_act", "quick_gelu" if config.get("model_type") == "clip" else None)
+    return ModelConfig(_text(architecture), _text(activation), ignored), notes
+
+
+def _keys(value: object, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, dict) and depth < 8:
+        for key, child in value.items():
+            yield key
+            yield from _keys(child, depth + 1)
+
+
+def _text(value: object) -> str | None:
+    return printable(value, 80) if isinstance(value, str) else None
+
+
+@final
+class ShardedWeights(WeightSource):
+    """Tensors spread over several files by an index, which is checked against every shard."""
+
+    def __init__(self, index: Path, suffix: str) -> None:
+        self.label = printable(index)
+        self.info = SourceInfo(f"{suffix.lstrip('.')} shards")
+        places = _weight_map(index, suffix)
+        self._shards: dict[str, WeightSource] = {}
+        problems = []
+        for name in dict.fromkeys(places.values()):
+            if not (index.parent / name).exists():
+                problems.append(f"shard {name} is missing")
+                continue
+            self._shards[name] = open_file(index.parent / name)
+        problems += _disagreements(places, self._shards)
+        if problems:
+            raise InputError(
+                "DIR-INDEX",
+                f"'{self.label}' and its shards disagree",
+                found=[printable(p) for p in problems[:10]],
+                more=f"{len(problems) - 10} more" if len(problems) > 10 else "",
+                fix="download the directory again",
+            )
+        self._places = places
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {name: self._shards[shard].tensors[name] for name, shard in self._places.items()}
+
+    @property
+    def files(self) -> tuple[RawFile, ...]:
+        return tuple(file for shard in self._shards.values() for file in shard.files)
+
+    def _load(self, name: str) -> Tensor:
+        return self._shards[self._places[name]].read(name)
+
+
+def _weight_map(index: Path, suffix: str) -> dict[str, str]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise InputError("DIR-INDEX", f"'{printable(index)}' has no weight_map", fix="download it again")
+    for name in places.values():
+        plain = isinstance(name, str) and not set(name) & set("/\\:\0") and name.endswith(suffix)
+        if not plain or name.startswith("."):
+            raise UnsafeError(
+                "DIR-PATH",
+                f"'{printable(index)}' points outside of its directory or to another kind of file",
+                entry=printable(name),
+                expected=f"a plain file name ending in {suffix}",
+                fix="download it again from a source you trust",
+            )
+    return places
+
+
+def _disagreements(places: dict[str, str], shards: dict[str, WeightSource]) -> list[str]:
+    problems = []
+    homes: dict[str, list[str]] = {}
+    for shard, source in shards.items():
+        for name in source.tensors:
+            homes.setdefault(name, []).append(shard)
+    for name, shard in places.items():
+        if shard in shards and shard not in homes.get(name, ()):
+            problems.append(f"{name} is not in {shard}")
+    for name, found in homes.items():
+        if name not in places:
+            problems.append(f"{name} in {found[0]} is not in the index")
+        elif len(found) > 1:
+            problems.append(f"{name} is in {' and '.join(found)}")
+    return problems

@@ -1,0 +1,45 @@
+"""Number formats by the names safetensors gives them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+"""Every dtype a safetensors header may name, so that any file can at least be listed."""
+
+TORCH: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""Those that can be read into a tensor."""
+
+NAMES = {dtype: name for name, dtype in TORCH.items()}
+
+FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+"""Those that weights may have; the rest are buffers or quantised."""
+
+_MANTISSA_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
+
+
+def relative_rounding(dtype: str) -> float:
+    """Root-mean-square relative error of rounding to ``dtype``, for significands spread evenly on a log scale."""
+    # ulp^2/12 over the mean square of a log-uniform significand in [1, 2), which is 3 / (2 ln 2)
+    return float(2.0 ** -_MANTISSA_BITS[dtype] / math.sqrt(12 * 3 / (2 * math.log(2))))

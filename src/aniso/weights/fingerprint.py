@@ -1,0 +1,30 @@
+"""Content hashes that do not depend on how the numbers were stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 20
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """sha256 of a tensor's shape and its values as 32-bit floats (integers as 64-bit)."""
+    kind = torch.float32 if tensor.is_floating_point() else torch.int64
+    digest = hashlib.sha256(f"{tuple(tensor.shape)}\n".encode())
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):  # in pieces, so that casting needs little memory
+        piece = flat[start : start + _CHUNK].to(kind).contiguous()
+        digest.update(memoryview(piece.view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def combined_hash(parts: Mapping[str, str], activation: str | None) -> str:
+    """One fingerprint for a model: its tensors' names and hashes in any order, and its activation."""
+    digest = hashlib.sha256(f"activation\0{activation or 'unknown'}\n".encode())
+    for name, value in sorted(parts.items()):
+        digest.update(f"{name}\0{value}\n".encode())
+    return digest.hexdigest()

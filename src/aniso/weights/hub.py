@@ -1,0 +1,76 @@
+"""Models by hub id, pinned to a commit, through ``huggingface_hub``; offline means offline."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from aniso.errors import InputError, printable
+
+_ID = re.compile(r"^(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
+_SAFE = ("*.safetensors", "*.json")
+_PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", "*.json")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A repository's files on disk, and the commit they are of."""
+
+    path: Path
+    commit: str
+
+
+def looks_like_hub_id(ref: str) -> bool:
+    return _ID.match(ref) is not None and not ref.startswith((".", "/", "~"))
+
+
+def is_offline() -> bool:
+    return any(os.environ.get(v, "") not in ("", "0") for v in ("ANISO_OFFLINE", "HF_HUB_OFFLINE"))
+
+
+def fetch(ref: str) -> Fetched:
+    """The files of ``owner/name[@revision]`` from the cache or the hub; weights as safetensors if there are any."""
+    match = _ID.match(ref)
+    assert match is not None
+    repo, revision = match["repo"], match["revision"]
+    path = _snapshot(repo, revision, _SAFE)
+    if not any(path.glob("*.safetensors")):
+        path = _snapshot(repo, revision, _PICKLED)
+    return Fetched(path, path.name)
+
+
+def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    pinned = f"{repo}@{revision}" if revision else repo
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=list(patterns),
+                local_files_only=is_offline(),
+            )
+        )
+    except LocalEntryNotFoundError:
+        if not is_offline():
+            raise _not_delivered(pinned, "no connection, and not in the local cache") from None
+        raise InputError(
+            "HUB-OFFLINE",
+            f"'{pinned}' is not in the local cache and aniso is offline",
+            fix=f"hf download {repo}" + (f" --revision {revision}" if revision else ""),
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as e:
+        raise _not_delivered(pinned, printable(str(e).splitlines()[0] if str(e) else type(e).__name__)) from None
+
+
+def _not_delivered(pinned: str, reason: str) -> InputError:
+    return InputError(
+        "HUB-FETCH",
+        f"'{pinned}' could not be fetched",
+        reason=reason,
+        fix="check the name, the revision and your login (hf auth login)",
+    )

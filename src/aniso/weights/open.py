@@ -1,0 +1,72 @@
+"""The one way in: a path, a hub id or a state dict becomes a checked source of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from aniso.errors import InputError, printable
+from aniso.weights.directory import open_directory
+from aniso.weights.hub import fetch, looks_like_hub_id
+from aniso.weights.memory import TensorMap
+from aniso.weights.peft_lora import PeftAdapter, is_adapter
+from aniso.weights.single import open_file
+from aniso.weights.source import WeightSource
+
+Ref = str | Path | Mapping[str, Tensor] | WeightSource
+"""What can be opened."""
+
+
+def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
+    """Open weights without reading them.
+
+    ``ref`` is a file in any format (``FILE::entry`` for a part of a checkpoint), a model or adapter
+    directory, a hub id ``owner/name[@revision]``, or a state dict. ``tensors_only`` reads pickles that
+    would have called functions, which otherwise are refused; nothing is called in either case.
+    """
+    if isinstance(ref, WeightSource):
+        return ref
+    if isinstance(ref, Mapping):
+        return TensorMap(ref)
+    text, _, entry = str(ref).partition("::")
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _open_directory(path)
+    if path.exists() or path.is_symlink():
+        source = open_file(path, entry, tensors_only=tensors_only)
+        return _open_adapter_file(path, source)
+    if looks_like_hub_id(text):
+        fetched = fetch(text)
+        source = _open_directory(fetched.path)
+        source.label = f"{text.removeprefix('hub:').partition('@')[0]}@{fetched.commit[:12]}"
+        source.info = replace(source.info, revision=fetched.commit)
+        return source
+    raise InputError(
+        "FILE-MISSING",
+        f"'{printable(text)}' does not exist",
+        expected="a file, a directory, or a hub id owner/name[@revision]",
+        fix=f"ls '{printable(path.parent)}'",
+    )
+
+
+def _open_directory(path: Path) -> WeightSource:
+    return PeftAdapter(path) if is_adapter(path) else open_directory(path)
+
+
+def _open_adapter_file(path: Path, source: WeightSource) -> WeightSource:
+    """LoRA factors mean nothing without the configuration that lies beside them."""
+    factors = [key for key in source.tensors if ".lora_A" in key or ".lora_down." in key]
+    if not factors:
+        return source
+    if is_adapter(path.parent):
+        return PeftAdapter(path.parent)
+    raise InputError(
+        "LORA-CONFIG",
+        f"'{printable(path)}' holds LoRA factors without the configuration that gives their scale",
+        key=factors[0],
+        expected="adapter_config.json beside it, as PEFT writes it",
+        fix="name the adapter's directory; convert kohya and other formats to PEFT first",
+    )

@@ -1,0 +1,249 @@
+"""safetensors files: strict reading that names the tensor at fault, and streamed writing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from aniso.errors import AnisoError, InputError, UnsafeError, printable
+from aniso.weights.atomic import HashedStream, atomic_file
+from aniso.weights.dtypes import BITS, NAMES, TORCH
+from aniso.weights.files import RawFile
+from aniso.weights.jsontext import JsonProblem, parse_object
+from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
+
+_HEADER_LIMIT = 64 << 20  # room for half a million tensors; the reference reader stops at 100 MB
+_LENGTH = struct.Struct("<Q")
+
+
+def looks_like_safetensors(head: bytes) -> bool:
+    return len(head) > 8 and head[8:9] == b"{"
+
+
+@final
+class SafetensorsFile(WeightSource):
+    """One safetensors file, checked in full when opened."""
+
+    def __init__(self, file: RawFile) -> None:
+        self.label = file.label
+        self.info = SourceInfo("safetensors")
+        self._file = file
+        header, start = _read_header(file)
+        self.metadata = _metadata(file, header.pop("__metadata__", {}))
+        self._tensors: dict[str, TensorInfo] = {}
+        self._offsets: dict[str, int] = {}
+        spans = []
+        for name, entry in header.items():
+            info, begin, end = _entry(file, name, entry)
+            self._tensors[name] = info
+            self._offsets[name] = start + begin
+            spans.append((begin, end, name))
+        _check_spans(file, spans, file.size - start)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    @property
+    def files(self) -> tuple[RawFile, ...]:
+        return (self._file,)
+
+    def _load(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        dtype = _torch_dtype(self.label, name, info)
+        raw = self._file.read_tensor(self._offsets[name], info.nbytes)
+        return raw.view(dtype).reshape(info.shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows ``start:stop`` of a tensor; only their bytes are read."""
+        info = self._tensors[name]
+        dtype = _torch_dtype(self.label, name, info)
+        row = info.nbytes // info.shape[0] if info.shape[0] else 0
+        raw = self._file.read_tensor(self._offsets[name] + start * row, (stop - start) * row)
+        return raw.view(dtype).reshape(stop - start, *info.shape[1:])
+
+
+def _torch_dtype(label: str, name: str, info: TensorInfo) -> torch.dtype:
+    if info.dtype not in TORCH:
+        raise InputError(
+            "WEIGHT-DTYPE",
+            f"'{label}' has a tensor in a format that cannot be computed with",
+            key=name,
+            found=info.dtype,
+            expected="F16, BF16, F32 or F64",
+            fix="convert it to BF16 with the tool that quantised it",
+        )
+    return TORCH[info.dtype]
+
+
+def _read_header(file: RawFile) -> tuple[dict[str, Any], int]:
+    (length,) = _LENGTH.unpack(file.read(0, 8))
+    if length > _HEADER_LIMIT:
+        raise UnsafeError(
+            "ST-HEADER",
+            f"'{file.label}' declares a header of {length} bytes",
+            expected=f"at most {_HEADER_LIMIT}",
+            fix="download it again from a source you trust",
+        )
+    if 8 + length > file.size:
+        raise _truncated(file, 8 + length)
+    try:
+        return parse_object(file.read(8, length)), 8 + length
+    except JsonProblem as e:
+        raise UnsafeError(
+            "ST-HEADER",
+            f"'{file.label}' has a malformed header",
+            reason=printable(e),
+            fix="download it again from a source you trust",
+        ) from None
+
+
+def _truncated(file: RawFile, expected: int) -> InputError:
+    return InputError(
+        "FILE-TRUNCATED",
+        f"'{file.label}' is truncated: its header says {expected} bytes, the file has {file.size}",
+        fix="download it again",
+    )
+
+
+def _metadata(file: RawFile, value: object) -> dict[str, str]:
+    if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()):
+        return value
+    raise UnsafeError("ST-HEADER", f"'{file.label}' has metadata that is not text")
+
+
+def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, int]:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
+            len(entry) == 3
+            and dtype in BITS
+            and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+        ):
+            info = TensorInfo(dtype, tuple(shape))
+        case _:
+            raise _offsets_error(file, name, printable(json.dumps(entry), 100))
+    if begin > end or info.nbytes != end - begin:
+        raise _offsets_error(
+            file, name, f"{dtype} {info.shape} needs {info.nbytes} bytes, offsets {begin}:{end}"
+        )
+    return info, begin, end
+
+
+def _check_spans(file: RawFile, spans: list[tuple[int, int, str]], available: int) -> None:
+    position = 0
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            raise _offsets_error(file, name, f"begins at {begin}, the tensor before ends at {position}")
+        position = end
+    if position > available:
+        raise _truncated(file, file.size - available + position)
+    if position < available:
+        raise UnsafeError(
+            "ST-TRAILING",
+            f"'{file.label}' has {available - position} extra bytes after its last tensor",
+            fix="download it again from a source you trust",
+        )
+
+
+def _offsets_error(file: RawFile, name: str, found: str) -> AnisoError:
+    return UnsafeError(
+        "ST-OFFSETS",
+        f"'{file.label}' has an inconsistent header",
+        key=name,
+        found=found,
+        fix="download it again from a source you trust",
+    )
+
+
+class SafetensorsWriter:
+    """Writes a safetensors file tensor by tensor; sizes need not be known in advance.
+
+    The header stands at the front of the file, so room for it is kept and the unused rest is filled with
+    spaces, which the format allows.
+    """
+
+    def __init__(self, stream: HashedStream, room: int) -> None:
+        self._stream = stream
+        self._room = (room + 7) // 8 * 8
+        self._entries: dict[str, Any] = {}
+        self._open: str | None = None
+        self._position = 0
+        stream.seek(8 + self._room)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """One whole tensor."""
+        self.begin(name, NAMES[tensor.dtype])
+        self.append(tensor)
+        self.end(tuple(tensor.shape))
+
+    def begin(self, name: str, dtype: str) -> None:
+        """Start a tensor whose data follows in pieces."""
+        if name in self._entries or self._open is not None:
+            raise ValueError(f"{name} is written twice, or inside {self._open}")
+        self._entries[name] = {"dtype": dtype, "data_offsets": [self._position]}
+        self._open = name
+
+    def append(self, piece: Tensor) -> None:
+        data = memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        self._stream.write(data)
+        self._position += len(data)
+
+    def end(self, shape: tuple[int, ...]) -> None:
+        assert self._open is not None
+        entry = self._entries[self._open]
+        begin = entry["data_offsets"][0]
+        expected = TensorInfo(entry["dtype"], shape).nbytes
+        if self._position - begin != expected:
+            raise ValueError(f"{self._open}: {self._position - begin} bytes written, not {expected}")
+        entry.update(shape=list(shape), data_offsets=[begin, self._position])
+        self._open = None
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Fill in the header; the writer is done after this."""
+        header = json.dumps(
+            {"__metadata__": dict(sorted(metadata.items())), **self._entries},
+            ensure_ascii=True,
+            separators=(",", ":"),
+        ).encode()
+        if len(header) > self._room:
+            raise ValueError(f"header needs {len(header)} bytes, {self._room} were kept")
+        self._stream.seek(0)
+        self._stream.write(_LENGTH.pack(self._room) + header.ljust(self._room))
+
+
+def header_room(names: Iterable[str], metadata: int = 4096) -> int:
+    """Enough room for a header that lists these names."""
+    return metadata + sum(len(json.dumps(name)) + 160 for name in names)
+
+
+def save_safetensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> str:
+    """Write named tensors atomically; returns the file's sha256."""
+    meta = dict(metadata or {})
+    room = header_room(tensors, 256 + 2 * sum(len(json.dumps(k + v)) for k, v in meta.items()))
+    with atomic_file(path, overwrite=overwrite) as out:
+        writer = SafetensorsWriter(out.stream, room)
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.finish(meta)
+    return out.sha256
+
+
+__all__ = [
+    "SafetensorsFile",
+    "SafetensorsWriter",
+    "header_room",
+    "looks_like_safetensors",
+    "save_safetensors",
+]

@@ -1,0 +1,157 @@
+"""The one protocol for named tensors on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import Tensor
+
+from aniso.errors import InputError, printable
+from aniso.weights.dtypes import BITS, FLOATS
+from aniso.weights.files import Progress, RawFile
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor before it is read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return (self.numel * BITS[self.dtype] + 7) // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
+
+@dataclass(frozen=True)
+class PickleReport:
+    """What a pickle would have done, had anyone run it."""
+
+    calls: tuple[str, ...] = ()
+    """Functions it would have called that no list of tensors needs."""
+    classes: tuple[str, ...] = ()
+    """Classes and functions it names; recorded by name, never imported."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a directory's configuration says about the model; nothing in it is ever imported."""
+
+    architecture: str | None = None
+    activation: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Fields that ask for code, which are not followed."""
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """What a source says of itself, beside its tensors."""
+
+    format: str
+    notes: tuple[str, ...] = ()
+    """Rules applied in reading, in words, for the user to see."""
+    pickle: PickleReport | None = None
+    config: ModelConfig = field(default_factory=ModelConfig)
+    revision: str | None = None
+    """Commit of the hub repository the files came from."""
+
+
+class WeightSource(ABC):
+    """Named tensors that are read one at a time.
+
+    ``label`` is how messages call the source; ``tensors`` is known without reading any data.
+    """
+
+    label: str
+    info: SourceInfo
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Name, dtype and shape of every tensor, in file order."""
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[RawFile, ...]:
+        """The files the tensors lie in."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Names that share the data of an earlier name."""
+        return {}
+
+    @abstractmethod
+    def _load(self, name: str) -> Tensor:
+        """Read one tensor whose name is known to exist."""
+
+    @final
+    def read(self, name: str) -> Tensor:
+        """One tensor, fresh and contiguous; nothing else is read."""
+        if name not in self.tensors:
+            raise InputError(
+                "WEIGHT-NAME",
+                f"'{self.label}' has no tensor '{printable(name)}'",
+                fix=f"aniso inspect '{self.label}'",
+            )
+        return self._load(name)
+
+    def sha256(self, progress: Progress | None = None) -> str:
+        """Hash of the content: the file's own, or of all files' names and hashes."""
+        if len(self.files) == 1:
+            return self.files[0].sha256(progress)
+        digest = hashlib.sha256()
+        for file in sorted(self.files, key=lambda f: f.path.name):
+            digest.update(f"{file.path.name}\0{file.sha256(progress)}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@final
+class Renamed(WeightSource):
+    """A source under other names; names that map to nothing are left out."""
+
+    def __init__(self, source: WeightSource, names: Mapping[str, str], info: SourceInfo) -> None:
+        """``names`` maps the new name to the name in ``source``."""
+        self.label = source.label
+        self.info = info
+        self._source = source
+        self._names = dict(names)
+        self._tensors = {new: source.tensors[old] for new, old in self._names.items()}
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    @property
+    def files(self) -> tuple[RawFile, ...]:
+        return self._source.files
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        new_names: dict[str, str] = {}
+        for new, old in self._names.items():
+            new_names.setdefault(old, new)
+        return {
+            new: new_names[first]
+            for new, old in self._names.items()
+            if (first := self._source.aliases.get(old)) in new_names
+        }
+
+    def _load(self, name: str) -> Tensor:
+        return self._source.read(self._names[name])

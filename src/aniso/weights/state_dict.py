@@ -1,0 +1,173 @@
+"""Finding the model's weights in what a checkpoint holds.
+
+The rules, in order; each one that is used is reported:
+
+1. ``FILE::a.b`` takes the entry ``a``, then ``b``.
+2. A module (an object with parameters, buffers and submodules) becomes its state dict.
+3. A mapping of names to tensors is a state dict.
+4. Otherwise the entries that hold tensors are candidates, but for those called like the state of an
+   optimiser or a scheduler. A single candidate is taken; several are an error that lists them.
+5. A prefix ``module.`` (DataParallel) or ``_orig_mod.`` (torch.compile) shared by all names is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aniso.errors import InputError, UnsafeError, printable
+from aniso.weights.pickle import Inert, TensorView
+
+_NOT_WEIGHTS = ("optim", "sched", "scaler", "ema_optim", "grad")
+_PREFIXES = ("module.", "_orig_mod.")
+_MAX_DEPTH = 64
+_MAX_NODES = 500_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state dict, what else was in the checkpoint, and the rules that led there."""
+
+    tensors: dict[str, TensorView]
+    notes: tuple[str, ...]
+
+
+def find_state_dict(root: object, entry: str, label: str) -> Found:
+    """The state dict in ``root`` by the rules above."""
+    notes: list[str] = []
+    node = root
+    for part in filter(None, entry.split(".")):
+        node = _entries(node).get(part)
+        if node is None:
+            raise InputError(
+                "CKPT-NONE",
+                f"'{label}' has no entry '{printable(entry)}'",
+                found=_names(root),
+                fix=f"aniso inspect '{label}'",
+            )
+    while not _is_weights(node):
+        name, ignored = _only_candidate(node, label)
+        notes.append(f"weights taken from entry '{printable(name)}'")
+        if ignored:
+            notes.append(f"entries left out: {printable(', '.join(ignored))}")
+        node = _entries(node)[name]
+    tensors, left_out = _flatten(node, label)
+    if left_out:
+        notes.append(f"entries that are not tensors, left out: {printable(', '.join(left_out))}")
+    return _without_prefix(tensors, notes)
+
+
+def _without_prefix(tensors: dict[str, TensorView], notes: list[str]) -> Found:
+    for prefix in _PREFIXES:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            notes.append(f"prefix '{prefix}' removed from all names")
+            tensors = {name.removeprefix(prefix): view for name, view in tensors.items()}
+    return Found(tensors, tuple(notes))
+
+
+def _entries(node: object) -> dict[str, Any]:
+    """The named parts of a value: of a mapping, or the attributes of an object."""
+    if isinstance(node, Inert):
+        attributes = node.state if isinstance(node.state, dict) else {}
+        node = {**node.mapping, **attributes}
+    return {k: v for k, v in node.items() if isinstance(k, str)} if isinstance(node, dict) else {}
+
+
+def _names(node: object) -> str:
+    return printable(", ".join(_entries(node)) or type(node).__name__)
+
+
+def _is_module(node: object) -> bool:
+    entries = _entries(node) if isinstance(node, Inert) else {}
+    return isinstance(entries.get("_modules"), dict) and isinstance(entries.get("_parameters"), dict)
+
+
+def _is_weights(node: object) -> bool:
+    return _is_module(node) or any(isinstance(v, TensorView) for v in _entries(node).values())
+
+
+def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
+    entries = _entries(node)
+    candidates = [
+        name
+        for name, value in entries.items()
+        if not name.lower().startswith(_NOT_WEIGHTS) and _holds_tensors(value)
+    ]
+    if not candidates:
+        raise InputError(
+            "CKPT-NONE",
+            f"'{label}' holds no model weights",
+            found=_names(node),
+            fix=f"aniso inspect '{label}'",
+        )
+    if len(candidates) > 1:
+        raise InputError(
+            "CKPT-AMBIGUOUS",
+            f"'{label}' holds more than one set of weights",
+            found=printable(", ".join(candidates)),
+            fix=f"name one: '{label}::{printable(candidates[0], 40)}'",
+        )
+    return candidates[0], [name for name in entries if name != candidates[0]]
+
+
+def _holds_tensors(value: object) -> bool:
+    level = [value]
+    for _ in range(4):  # wrappers are nested once or twice
+        if any(_is_weights(node) for node in level):
+            return True
+        level = [child for node in level for child in _entries(node).values()]
+    return False
+
+
+def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]]:
+    tensors: dict[str, TensorView] = {}
+    left_out: list[str] = []
+    walk = _module_tensors(node, "", 0) if _is_module(node) else _entries(node).items()
+    for count, (name, value) in enumerate(walk):
+        if count > _MAX_NODES:
+            raise UnsafeError("PICKLE-LIMIT", f"'{label}' lists more than {_MAX_NODES} tensors")
+        if isinstance(value, TensorView):
+            tensors[name] = value
+        elif isinstance(value, Inert) and value.name.startswith("a "):
+            raise InputError(
+                "PICKLE-UNSUPPORTED",
+                f"'{label}' has a tensor that is not a plain array",
+                key=name,
+                found=value.name,
+                fix="save the model's state_dict with safetensors",
+            )
+        elif _holds_tensors(value):
+            raise InputError(
+                "CKPT-AMBIGUOUS",
+                f"'{label}' mixes tensors with further sets of tensors",
+                found=printable(name),
+                fix=f"name one: '{label}::{printable(name, 40)}'",
+            )
+        else:
+            left_out.append(name)
+    return tensors, left_out
+
+
+def _module_tensors(module: object, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Names as ``state_dict()`` gives them: parameters, buffers, then submodules."""
+    if depth > _MAX_DEPTH:
+        raise UnsafeError("PICKLE-LIMIT", f"modules are nested more than {_MAX_DEPTH} deep")
+    entries = _entries(module)
+    transient = entries.get("_non_persistent_buffers_set")
+    skipped = set(_texts(transient.items) + _texts(transient.args)) if isinstance(transient, Inert) else set()
+    for kind in ("_parameters", "_buffers"):
+        for name, value in _entries(entries.get(kind)).items():
+            if value is not None and not (kind == "_buffers" and name in skipped):
+                yield prefix + name, value
+    for name, child in _entries(entries["_modules"]).items():
+        if _is_module(child):
+            yield from _module_tensors(child, f"{prefix}{name}.", depth + 1)
+
+
+def _texts(values: object) -> list[str]:
+    """The strings in a (possibly nested once) list of values."""
+    flat = []
+    for value in values if isinstance(values, list | tuple) else []:
+        flat += value if isinstance(value, list | tuple) else [value]
+    return [value for value in flat if isinstance(value, str)]
