@@ -1,0 +1,6 @@
+"""``python -m aniso``."""
+
+from aniso.cli import entry
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,41 @@
+"""The commands by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aniso import __version__
+from aniso.cli import bank, convert, doctor, explain, inspect, vector
+
+app = typer.Typer(
+    name="aniso",
+    help="Compose fine-tuned models: one learned coefficient per task vector and parameter block.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"aniso {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Results go to standard output, talk and progress to standard error; --json is for programs."""
+
+
+app.command("inspect")(inspect.inspect)
+app.add_typer(vector.app, name="vector")
+app.add_typer(bank.app, name="bank")
+app.command("convert")(convert.convert)
+app.command("doctor")(doctor.doctor)
+app.command("explain")(explain.explain)

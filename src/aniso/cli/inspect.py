@@ -1,0 +1,53 @@
+"""``aniso inspect``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from aniso.cli import show
+
+
+def inspect(
+    ref: Annotated[str, typer.Argument(help="A file, a directory, or a hub id owner/name[@revision].")],
+    keys: Annotated[bool, typer.Option("--keys", help="List every tensor, not only blocks.")] = False,
+    hashes: Annotated[bool, typer.Option("--hash", help="Read all data: check it and hash it.")] = False,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="With --hash: list NaN and infinity, do not stop.")
+    ] = False,
+    json: show.Json = False,
+) -> None:
+    """Show what a file holds, without running anything in it."""
+    from aniso.vectors.survey import survey_source
+    from aniso.weights import open_weights
+
+    # what a pickle would have called is what one inspects it for
+    source = open_weights(ref, tensors_only=True)
+    with show.progress("reading", source.nbytes) as advance:
+        survey = survey_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
+    if json:
+        show.as_json(survey.to_json())
+        return
+    show.notes(survey.notes)
+    _summary(survey)
+    if keys:
+        show.table(
+            ("tensor", "dtype", "shape", *(["sha256"] if hashes else [])),
+            [(t.name, t.dtype, t.shape, *([t.sha256[:12]] if hashes else [])) for t in survey.tensors],
+        )
+    else:
+        show.table(
+            ("block", "kind", "depth", "shape", "tensors"),
+            [(b.name, b.kind.value, b.depth, b.shape, len(b.parts)) for b in survey.layout.blocks],
+        )
+
+
+def _summary(survey: Any) -> None:
+    show.line(f"{survey.label}: {survey.format}, {show.size(survey.nbytes)}, {len(survey.tensors)} tensors")
+    show.line(f"naming {survey.layout.scheme}: {len(survey.layout.blocks)} blocks, {survey.outside} outside")
+    if survey.sha256:
+        show.line(f"sha256 {survey.sha256}")
+        show.line(f"fingerprint {survey.fingerprint}")
+    for name in survey.calls:
+        show.line(f"would have called: {name}")

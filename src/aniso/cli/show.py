@@ -1,0 +1,96 @@
+"""What commands print: tables for people, JSON for programs, notes and progress on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from aniso.errors import printable
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """A table; numbers are set to the right. Cells are plain text, whatever they contain."""
+    shown = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
+    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        numeric = bool(shown) and all(_is_number(row[i]) for row in shown)
+        grid.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in shown:
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    _out().print(grid)
+
+
+def line(text: str) -> None:
+    _out().print(Text(printable(text, 2000)), soft_wrap=True)
+
+
+def as_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def notes(lines: Iterable[str]) -> None:
+    """Rules that were applied and things worth knowing; never mixed with results."""
+    err = Console(stderr=True, highlight=False)
+    for text in dict.fromkeys(lines):
+        warning = text.startswith("warning: ")
+        label = "warning" if warning else "note"
+        body = printable(text.removeprefix("warning: "), 600)
+        err.print(
+            Text(f"{label}: ", style="yellow" if warning else "dim") + Text(body), soft_wrap=True
+        )
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes on a terminal; silence elsewhere."""
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda n: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+def size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError
+
+
+def _out() -> Console:
+    return Console(highlight=False)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value)) or "scalar"
+    return "" if value is None else str(value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("-", "").replace("e", "").replace("%", "").isdigit()

@@ -1,0 +1,73 @@
+"""What every test may rely on: one thread, no network, a way to state a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["COLUMNS"] = "160"
+os.environ.pop("ANISO_DEBUG", None)
+
+import pytest
+import torch
+
+from aniso.cli import main
+from aniso.errors import AnisoError
+
+# Two threads on two busy cores are slower than one, and bits depend on the number of threads.
+torch.set_num_threads(1)
+
+
+@dataclass
+class Refusal:
+    error: AnisoError | None = None
+
+
+@contextlib.contextmanager
+def _refused(code: str, exit_code: int, *mentions: str) -> Iterator[Refusal]:
+    out = Refusal()
+    with pytest.raises(AnisoError) as caught:
+        yield out
+    out.error = caught.value
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code), str(caught.value)
+    for text in mentions:
+        assert text in str(caught.value), str(caught.value)
+
+
+@pytest.fixture
+def refused():
+    """``with refused("CKPT-SHAPE", 3, "visual.proj"):`` the block must raise that error and say that."""
+    return _refused
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def aniso(capfd: pytest.CaptureFixture[str]):
+    """Run a command in this process: ``aniso("inspect", path)`` gives its exit code and output."""
+
+    def run(*args: object) -> Ran:
+        capfd.readouterr()
+        code = main([str(a) for a in args])
+        captured = capfd.readouterr()
+        assert "Traceback" not in captured.err, captured.err
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers(tmp_path: Path) -> Iterator[None]:
+    """No test may leave a temporary or partial file behind."""
+    yield
+    left = [p for p in tmp_path.rglob("*") if ".partial-" in p.name]
+    assert not left, left
