@@ -2,4 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aniso.errors import AnisoError as AnisoError
+    from aniso.vectors import Bank as Bank
+    from aniso.vectors import Block as Block
+    from aniso.vectors import BlockSource as BlockSource
+    from aniso.vectors import Layout as Layout
+    from aniso.vectors import Storage as Storage
+    from aniso.vectors import TaskVector as TaskVector
+    from aniso.weights import open_weights as open_weights
+
 __version__ = "0.1.0.dev0"
+
+# Found when first used: importing aniso must not cost the seconds that torch takes.
+_HOMES = {
+    "open_weights": "aniso.weights",
+    "TaskVector": "aniso.vectors",
+    "Bank": "aniso.vectors",
+    "Layout": "aniso.vectors",
+    "Block": "aniso.vectors",
+    "BlockSource": "aniso.vectors",
+    "Storage": "aniso.vectors",
+    "AnisoError": "aniso.errors",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'aniso' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

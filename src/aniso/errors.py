@@ -31,9 +31,7 @@ class AnisoError(Exception):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(
-        self, code: str, message: str, *, likely: str = "", fix: str = "", **facts: object
-    ) -> None:
+    def __init__(self, code: str, message: str, *, likely: str = "", fix: str = "", **facts: object) -> None:
         self.code = code
         self.message = message
         self.facts = {name: value for name, value in facts.items() if value not in (None, "")}

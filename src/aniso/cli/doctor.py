@@ -36,7 +36,8 @@ def doctor(json: show.Json = False) -> None:
     else:
         show.table(("machine", ""), list(machine.items()))
         show.table(
-            ("package", "version", "state"), [(p["name"], p["version"], p["state"]) for p in packages]
+            ("package", "version", "state"),
+            [(p["name"], p["version"], p["state"]) for p in packages],
         )
     broken = [p for p in packages if not p["ok"] and _PACKAGES[p["name"]] == "required"]
     if broken:

@@ -16,7 +16,5 @@ def explain(
     """Say more about an error."""
     text = EXPLANATIONS.get(code.upper())
     if text is None:
-        raise UsageError(
-            "USAGE", f"there is no error '{code}'", expected=", ".join(sorted(EXPLANATIONS))
-        )
+        raise UsageError("USAGE", f"there is no error '{code}'", expected=", ".join(sorted(EXPLANATIONS)))
     show.line(text)

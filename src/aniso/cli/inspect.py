@@ -14,7 +14,8 @@ def inspect(
     keys: Annotated[bool, typer.Option("--keys", help="List every tensor, not only blocks.")] = False,
     hashes: Annotated[bool, typer.Option("--hash", help="Read all data: check it and hash it.")] = False,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="With --hash: list NaN and infinity, do not stop.")
+        bool,
+        typer.Option("--allow-nonfinite", help="With --hash: list NaN and infinity, do not stop."),
     ] = False,
     json: show.Json = False,
 ) -> None:

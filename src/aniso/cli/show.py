@@ -45,9 +45,7 @@ def notes(lines: Iterable[str]) -> None:
         warning = text.startswith("warning: ")
         label = "warning" if warning else "note"
         body = printable(text.removeprefix("warning: "), 600)
-        err.print(
-            Text(f"{label}: ", style="yellow" if warning else "dim") + Text(body), soft_wrap=True
-        )
+        err.print(Text(f"{label}: ", style="yellow" if warning else "dim") + Text(body), soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,12 @@
 from aniso.weights.memory import TensorMap
 from aniso.weights.open import Ref, open_weights
 from aniso.weights.peft_lora import LoraUpdate, PeftAdapter
-from aniso.weights.safetensors import SafetensorsFile, SafetensorsWriter, header_room, save_safetensors
+from aniso.weights.safetensors import (
+    SafetensorsFile,
+    SafetensorsWriter,
+    header_room,
+    save_safetensors,
+)
 from aniso.weights.source import PickleReport, Renamed, SourceInfo, TensorInfo, WeightSource
 
 __all__ = [

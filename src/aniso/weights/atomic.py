@@ -40,7 +40,7 @@ class Disk:
         os.fsync(fd)
 
     def replace(self, old: Path, new: Path) -> None:
-        os.replace(old, new)
+        old.replace(new)
 
     def mkdir(self, path: Path) -> None:
         path.mkdir()
@@ -50,14 +50,12 @@ class Disk:
         libc = ctypes.CDLL(None, use_errno=True)
         done = -1
         if hasattr(libc, "renameat2"):
-            done = libc.renameat2(
-                _AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE
-            )
+            done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
         if done != 0:
             aside = b.with_name(f"{b.name}.old-{secrets.token_hex(4)}")
-            os.rename(b, aside)
-            os.rename(a, b)
-            os.rename(aside, a)
+            b.rename(aside)
+            a.rename(b)
+            aside.rename(a)
 
     def remove(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():

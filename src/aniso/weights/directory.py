@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.weights.files import RawFile
-from aniso.weights.jsontext import JsonProblem, parse_object
+from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
 from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
 
@@ -57,9 +57,9 @@ def read_json(path: Path) -> dict[str, Any]:
     file = RawFile(path)
     try:
         if file.size > _JSON_LIMIT:
-            raise JsonProblem(f"{file.size} bytes long")
+            raise JsonError(f"{file.size} bytes long")
         return parse_object(file.read(0, file.size))
-    except JsonProblem as e:
+    except JsonError as e:
         raise InputError(
             "DIR-CONFIG",
             f"'{file.label}' is not a valid configuration",
@@ -92,22 +92,40 @@ def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     if (path / "config.json").exists():
         return _transformers_config(read_json(path / "config.json"))
     if (path / "open_clip_config.json").exists():
-        config = read_json(path / "open_clip_config.json").get("model_cfg")
-        quick = config.get("quick_gelu", False) if isinstance(config, dict) else False
-        return ModelConfig("open_clip", "quick_gelu" if quick else "gelu"), []
+        return _open_clip_config(read_json(path / "open_clip_config.json")), []
     return ModelConfig(), []
+
+
+def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
+    model = _object(config.get("model_cfg"))
+    vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
+    width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
+    heads = (width // head_width if width and head_width else None, _count(text.get("heads")))
+    return ModelConfig("open_clip", "quick_gelu" if model.get("quick_gelu") else "gelu", heads)
 
 
 def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
     ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
     notes = [f"config.json fields not followed: {', '.join(ignored)}"] if ignored else []
     named = config.get("architectures")
-    vision = config.get("vision_config")
+    vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))
     architecture = named[0] if isinstance(named, list) and named else config.get("model_type")
-    activation = config.get("hidden_act")
-    if activation is None and isinstance(vision, dict):
-        activation = vision.get("hidden_act", "quick_gelu" if config.get("model_type") == "clip" else None)
-    return ModelConfig(_text(architecture), _text(activation), ignored), notes
+    activation = config.get("hidden_act", vision.get("hidden_act"))
+    if activation is None and config.get("model_type") in ("clip", "clip_vision_model"):
+        activation = "quick_gelu"  # what transformers fills in for a CLIP that does not say
+    heads = (
+        _count(vision.get("num_attention_heads", config.get("num_attention_heads"))),
+        _count(text.get("num_attention_heads")),
+    )
+    return ModelConfig(_text(architecture), _text(activation), heads, ignored), notes
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _keys(value: object, depth: int = 0) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -39,7 +41,12 @@ FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _MANTISSA_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 
 
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy."""
+    return memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+
+
 def relative_rounding(dtype: str) -> float:
-    """Root-mean-square relative error of rounding to ``dtype``, for significands spread evenly on a log scale."""
+    """Relative error of rounding to ``dtype``, root mean square over significands even on a log scale."""
     # ulp^2/12 over the mean square of a log-uniform significand in [1, 2), which is 3 / (2 ln 2)
     return float(2.0 ** -_MANTISSA_BITS[dtype] / math.sqrt(12 * 3 / (2 * math.log(2))))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.weights.dtypes import as_bytes
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done."""
@@ -42,7 +43,9 @@ class RawFile:
             os.close(self._fd)
             self._fd = -1
             raise InputError(
-                "FILE-KIND", f"'{self.label}' is not a regular file", fix="name a file or a directory"
+                "FILE-KIND",
+                f"'{self.label}' is not a regular file",
+                fix="name a file or a directory",
             )
         self.size = status.st_size
         self._state = _state(status)
@@ -75,7 +78,7 @@ class RawFile:
         """The bytes as a fresh uint8 tensor, aligned for any dtype."""
         out = torch.empty(nbytes, dtype=torch.uint8)
         if nbytes:
-            self.read_into(memoryview(out.numpy()), offset)
+            self.read_into(as_bytes(out), offset)
         return out
 
     def head(self, size: int) -> bytes:
@@ -120,9 +123,7 @@ def refuse_unknown(file: RawFile) -> InputError | UnsafeError:
     if text.startswith(b"version https://git-lfs"):
         return InputError("FILE-POINTER", f"'{file.label}' is a git-LFS pointer", fix="git lfs pull")
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return InputError(
-            "FILE-PAGE", f"'{file.label}' is an HTML page", fix="check the download address"
-        )
+        return InputError("FILE-PAGE", f"'{file.label}' is an HTML page", fix="check the download address")
     if text.startswith((b"{", b"[")):
         return InputError(
             "FILE-PAGE",

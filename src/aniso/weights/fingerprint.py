@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aniso.weights.dtypes import as_bytes
+
 _CHUNK = 1 << 20
 
 
@@ -18,7 +20,7 @@ def tensor_hash(tensor: Tensor) -> str:
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):  # in pieces, so that casting needs little memory
         piece = flat[start : start + _CHUNK].to(kind).contiguous()
-        digest.update(memoryview(piece.view(torch.uint8).numpy()))
+        digest.update(as_bytes(piece))
     return digest.hexdigest()
 
 

@@ -31,7 +31,7 @@ def is_offline() -> bool:
 
 
 def fetch(ref: str) -> Fetched:
-    """The files of ``owner/name[@revision]`` from the cache or the hub; weights as safetensors if there are any."""
+    """The files of ``owner/name[@revision]`` from cache or hub; weights as safetensors if there are any."""
     match = _ID.match(ref)
     assert match is not None
     repo, revision = match["repo"], match["revision"]
@@ -64,7 +64,9 @@ def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
             fix=f"hf download {repo}" + (f" --revision {revision}" if revision else ""),
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as e:
-        raise _not_delivered(pinned, printable(str(e).splitlines()[0] if str(e) else type(e).__name__)) from None
+        raise _not_delivered(
+            pinned, printable(str(e).splitlines()[0] if str(e) else type(e).__name__)
+        ) from None
 
 
 def _not_delivered(pinned: str, reason: str) -> InputError:

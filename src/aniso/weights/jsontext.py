@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 
-class JsonProblem(ValueError):
+class JsonError(ValueError):
     """The text is not JSON that two readers would agree on."""
 
 
@@ -17,15 +17,15 @@ def parse_object(data: bytes) -> dict[str, Any]:
             data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constants
         )
     except RecursionError:
-        raise JsonProblem("nested too deeply") from None
+        raise JsonError("nested too deeply") from None
     except UnicodeDecodeError:
-        raise JsonProblem("not UTF-8") from None
-    except JsonProblem:
+        raise JsonError("not UTF-8") from None
+    except JsonError:
         raise
     except ValueError as e:
-        raise JsonProblem(str(e)) from None
+        raise JsonError(str(e)) from None
     if not isinstance(value, dict):
-        raise JsonProblem(f"a JSON {type(value).__name__}, not an object")
+        raise JsonError(f"a JSON {type(value).__name__}, not an object")
     return value
 
 
@@ -33,10 +33,10 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:
-            raise JsonProblem(f"key {key!r} appears twice")
+            raise JsonError(f"key {key!r} appears twice")
         out[key] = value
     return out
 
 
 def _no_constants(name: str) -> float:
-    raise JsonProblem(f"{name} is not JSON")
+    raise JsonError(f"{name} is not JSON")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError
-from aniso.weights.dtypes import NAMES
+from aniso.weights.dtypes import NAMES, as_bytes
 from aniso.weights.files import Progress, RawFile
 from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
 
@@ -20,14 +20,19 @@ class TensorMap(WeightSource):
     """A state dict as a source; tensors are copied when read, so the source never changes."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], label: str = "a state dict", activation: str | None = None
+        self,
+        tensors: Mapping[str, Tensor],
+        label: str = "a state dict",
+        activation: str | None = None,
     ) -> None:
         self.label = label
         self.info = SourceInfo("memory", config=ModelConfig(activation=activation))
         self._data = {name: tensor.detach() for name, tensor in tensors.items()}
         for name, tensor in self._data.items():
             if tensor.dtype not in NAMES or tensor.layout != torch.strided:
-                raise InputError("WEIGHT-DTYPE", f"{label} has an unusual tensor", key=name, found=tensor.dtype)
+                raise InputError(
+                    "WEIGHT-DTYPE", f"{label} has an unusual tensor", key=name, found=tensor.dtype
+                )
         self._tensors = {n: TensorInfo(NAMES[t.dtype], tuple(t.shape)) for n, t in self._data.items()}
 
     @property
@@ -58,7 +63,7 @@ class TensorMap(WeightSource):
         digest = hashlib.sha256()
         for name, info in sorted(self._tensors.items()):
             digest.update(f"{name}\0{info.dtype}\0{info.shape}\n".encode())
-            digest.update(memoryview(self._load(name).reshape(-1).view(torch.uint8).numpy()))
+            digest.update(as_bytes(self._load(name)))
             if progress:
                 progress(info.nbytes)
         return digest.hexdigest()

@@ -53,7 +53,7 @@ def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
 
 
 def _open_directory(path: Path) -> WeightSource:
-    return PeftAdapter(path) if is_adapter(path) else open_directory(path)
+    return PeftAdapter.open(path) if is_adapter(path) else open_directory(path)
 
 
 def _open_adapter_file(path: Path, source: WeightSource) -> WeightSource:
@@ -62,7 +62,7 @@ def _open_adapter_file(path: Path, source: WeightSource) -> WeightSource:
     if not factors:
         return source
     if is_adapter(path.parent):
-        return PeftAdapter(path.parent)
+        return PeftAdapter.open(path.parent)
     raise InputError(
         "LORA-CONFIG",
         f"'{printable(path)}' holds LoRA factors without the configuration that gives their scale",

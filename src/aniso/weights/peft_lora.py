@@ -19,21 +19,51 @@ from aniso.errors import InputError, printable
 from aniso.weights.directory import read_json
 from aniso.weights.files import RawFile
 from aniso.weights.single import open_file
-from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
+from aniso.weights.source import ModelConfig, Renamed, SourceInfo, TensorInfo, WeightSource
 
 CONFIG = "adapter_config.json"
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 USED = frozenset(
-    "peft_type r lora_alpha use_rslora rank_pattern alpha_pattern fan_in_fan_out use_dora bias lora_bias "
-    "init_lora_weights base_model_name_or_path".split()
+    [
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "fan_in_fan_out",
+        "use_dora",
+        "bias",
+        "lora_bias",
+        "init_lora_weights",
+        "base_model_name_or_path",
+    ]
 )
 # Steer training, loading or which modules get an update, all of which the tensors already show.
 WITHOUT_EFFECT = frozenset(
-    "task_type auto_mapping peft_version revision inference_mode target_modules exclude_modules "
-    "lora_dropout modules_to_save layers_to_transform layers_pattern megatron_core eva_config "
-    "velora_config runtime_config qalora_group_size ensure_weight_tying loftq_config corda_config "
-    "lora_ga_config".split()
+    [
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "revision",
+        "inference_mode",
+        "target_modules",
+        "exclude_modules",
+        "lora_dropout",
+        "modules_to_save",
+        "layers_to_transform",
+        "layers_pattern",
+        "megatron_core",
+        "eva_config",
+        "velora_config",
+        "runtime_config",
+        "qalora_group_size",
+        "ensure_weight_tying",
+        "loftq_config",
+        "corda_config",
+        "lora_ga_config",
+    ]
 )
 # Change the update itself.
 REFUSED = {
@@ -100,23 +130,34 @@ class LoraSettings:
 class PeftAdapter(WeightSource):
     """A LoRA adapter: its tensors, the updates they form, and tensors that replace the base's."""
 
-    def __init__(self, path: Path) -> None:
-        self.label = printable(path)
-        self.settings = read_settings(path)
+    def __init__(self, label: str, settings: LoraSettings, source: WeightSource, info: SourceInfo) -> None:
+        self.label = label
+        self.settings = settings
+        self.info = info
+        self._source = source
+        self.updates, self.replacements = self._sort_keys()
+
+    @classmethod
+    def open(cls, path: Path) -> PeftAdapter:
+        label, settings = printable(path), read_settings(path)
         present = [name for name in _FILES if (path / name).exists()]
         if not present:
             raise InputError(
                 "DIR-EMPTY",
-                f"'{self.label}' is an adapter without weights",
+                f"'{label}' is an adapter without weights",
                 expected=" or ".join(_FILES),
                 fix="download the directory again",
             )
-        self._source = open_file(path / present[0])
-        notes = [*self._source.info.notes, f"update computed as {self.settings.formula()}"]
+        source = open_file(path / present[0])
+        notes = [*source.info.notes, f"update computed as {settings.formula()}"]
         if len(present) > 1:
             notes.append(f"{present[0]} used; {present[1]} not used")
-        self.info = SourceInfo("PEFT LoRA", tuple(notes), self._source.info.pickle, ModelConfig())
-        self.updates, self.replacements = self._sort_keys()
+        info = SourceInfo("PEFT LoRA", tuple(notes), source.info.pickle, ModelConfig())
+        return cls(label, settings, source, info)
+
+    def under(self, names: Mapping[str, str], info: SourceInfo) -> PeftAdapter:
+        """The adapter with other names for its tensors; tensors without one are left out."""
+        return PeftAdapter(self.label, self.settings, Renamed(self._source, names, info), info)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -85,7 +85,7 @@ _MARK = _Mark()
 
 
 class _KeyById:
-    """Stands for a dictionary key that is not a plain value: hashing deep tuples could overflow the C stack."""
+    """Stands for a key that is not a plain value: hashing deep tuples could overflow the C stack."""
 
 
 class _Bounded:
@@ -174,7 +174,10 @@ class Machine:
 
     def persistent(self, ident: object) -> object:
         match ident:
-            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if view in ([], [None]):
+            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if view in (
+                [],
+                [None],
+            ):
                 storage = Storage(key, _STORAGE_TYPES.get(kind.rsplit(".", 1)[-1]), numel)
                 if self.storages.setdefault(key, storage) != storage:
                     raise _malformed(f"storage {printable(key)} is declared twice, differently")
@@ -326,6 +329,12 @@ class _Run:
         self.push({})
         self._update(flat)
 
+    def pop(self, _: object) -> None:
+        self.top(1)
+
+    def pop_mark(self, _: object) -> None:
+        self.to_mark()
+
     def duplicate(self, _: object) -> None:
         self.push(self.stack[-1])
 
@@ -367,8 +376,8 @@ _OPERATIONS: dict[str, Callable[[_Run, Any], None]] = {
     "APPENDS": _Run.appends,
     "SETITEM": _Run.set_item,
     "SETITEMS": _Run.set_items,
-    "POP": lambda run, _: run.top(1) and None,
-    "POP_MARK": lambda run, _: run.to_mark() and None,
+    "POP": _Run.pop,
+    "POP_MARK": _Run.pop_mark,
     "DUP": _Run.duplicate,
     "PUT": _Run.put,
     "BINPUT": _Run.put,
@@ -401,9 +410,7 @@ def _ordered_dict(_: Machine, args: tuple[Any, ...]) -> object:
     return {p[0]: p[1] for p in pairs if len(p) == 2 and isinstance(p[0], str)}
 
 
-def _view(
-    storage: object, offset: object, shape: object, stride: object, dtype: str | None = None
-) -> object:
+def _view(storage: object, offset: object, shape: object, stride: object, dtype: str | None = None) -> object:
     sizes, steps = _ints(shape), _ints(stride)
     if isinstance(storage, Storage) and type(offset) is int and sizes is not None and steps is not None:
         kind = dtype or storage.dtype
@@ -421,7 +428,8 @@ def _ints(value: object) -> tuple[int, ...] | None:
 def _rebuild_v3(_: Machine, args: tuple[Any, ...]) -> object:
     # storage, offset, shape, stride, requires_grad, hooks, dtype
     kind = args[6].name.rsplit(".", 1)[-1] if isinstance(args[6], Global) else ""
-    return _view(*args[:4], dtype=_DTYPE_NAMES.get(kind))
+    storage, offset, shape, stride = args[:4]
+    return _view(storage, offset, shape, stride, _DTYPE_NAMES.get(kind))
 
 
 def _rebuild_from_type(machine: Machine, args: tuple[Any, ...]) -> object:
@@ -458,16 +466,42 @@ _STORAGE_TYPES = {
     "LongStorage": "I64", "BoolStorage": "BOOL",
 }  # fmt: skip
 
-_PLAIN = (
-    "torch.device torch.dtype torch.Generator torch.layout _codecs.encode functools.partial "
-    "argparse.Namespace types.SimpleNamespace collections.Counter collections.deque uuid.UUID "
-    "decimal.Decimal fractions.Fraction datetime.datetime datetime.date datetime.time datetime.timedelta "
-    "pathlib.Path pathlib.PosixPath pathlib.WindowsPath pathlib.PurePosixPath pathlib.PureWindowsPath "
-    "pathlib._local.PosixPath pathlib._local.WindowsPath logging.getLogger "
-    "numpy.core.multiarray.scalar numpy.core.multiarray._reconstruct numpy._core.multiarray.scalar "
-    "numpy._core.multiarray._reconstruct numpy.dtype numpy.ndarray"
-).split()
-_BUILTIN_VALUES = "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool"
+_PLAIN = [
+    "torch.device",
+    "torch.dtype",
+    "torch.Generator",
+    "torch.layout",
+    "_codecs.encode",
+    "functools.partial",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "collections.Counter",
+    "collections.deque",
+    "uuid.UUID",
+    "decimal.Decimal",
+    "fractions.Fraction",
+    "datetime.datetime",
+    "datetime.date",
+    "datetime.time",
+    "datetime.timedelta",
+    "pathlib.Path",
+    "pathlib.PosixPath",
+    "pathlib.WindowsPath",
+    "pathlib.PurePosixPath",
+    "pathlib.PureWindowsPath",
+    "pathlib._local.PosixPath",
+    "pathlib._local.WindowsPath",
+    "logging.getLogger",
+    "numpy.core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.dtype",
+    "numpy.ndarray",
+]
+_BUILTIN_VALUES = (
+    "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool"
+)
 
 _KNOWN: dict[str, Callable[[Machine, tuple[Any, ...]], object]] = {
     **{name: _inert(name) for name in _PLAIN},

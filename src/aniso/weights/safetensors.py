@@ -6,16 +6,16 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.weights.atomic import HashedStream, atomic_file
-from aniso.weights.dtypes import BITS, NAMES, TORCH
+from aniso.weights.dtypes import BITS, NAMES, TORCH, as_bytes
 from aniso.weights.files import RawFile
-from aniso.weights.jsontext import JsonProblem, parse_object
+from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
 
 _HEADER_LIMIT = 64 << 20  # room for half a million tensors; the reference reader stops at 100 MB
@@ -95,7 +95,7 @@ def _read_header(file: RawFile) -> tuple[dict[str, Any], int]:
         raise _truncated(file, 8 + length)
     try:
         return parse_object(file.read(8, length)), 8 + length
-    except JsonProblem as e:
+    except JsonError as e:
         raise UnsafeError(
             "ST-HEADER",
             f"'{file.label}' has a malformed header",
@@ -120,8 +120,12 @@ def _metadata(file: RawFile, value: object) -> dict[str, str]:
 
 def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, int]:
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
-            len(entry) == 3
+        case {
+            "dtype": str(dtype),
+            "shape": list(shape),
+            "data_offsets": [int(begin), int(end)],
+        } if (
+            len(cast(Any, entry)) == 3
             and dtype in BITS
             and all(type(n) is int and 0 <= n < 2**63 for n in shape)
         ):
@@ -190,7 +194,7 @@ class SafetensorsWriter:
         self._open = name
 
     def append(self, piece: Tensor) -> None:
-        data = memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        data = as_bytes(piece.detach().contiguous())
         self._stream.write(data)
         self._position += len(data)
 

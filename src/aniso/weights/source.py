@@ -52,6 +52,8 @@ class ModelConfig:
 
     architecture: str | None = None
     activation: str | None = None
+    heads: tuple[int | None, int | None] = (None, None)
+    """Attention heads of the image and the text tower, which no shape tells."""
     ignored: tuple[str, ...] = ()
     """Fields that ask for code, which are not followed."""
 

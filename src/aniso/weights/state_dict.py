@@ -167,7 +167,7 @@ def _module_tensors(module: object, prefix: str, depth: int) -> Iterator[tuple[s
 
 def _texts(values: object) -> list[str]:
     """The strings in a (possibly nested once) list of values."""
-    flat = []
+    flat: list[object] = []
     for value in values if isinstance(values, list | tuple) else []:
         flat += value if isinstance(value, list | tuple) else [value]
     return [value for value in flat if isinstance(value, str)]

@@ -14,7 +14,7 @@ from typing import IO, final
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
-from aniso.weights.dtypes import BITS, TORCH
+from aniso.weights.dtypes import BITS, TORCH, as_bytes
 from aniso.weights.files import RawFile
 from aniso.weights.pickle import MAX_BYTES, Machine, TensorView
 from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
@@ -100,7 +100,7 @@ class TorchFile(WeightSource):
         if region.crc is not None and view.storage.key not in self._verified:
             # the checksum covers the whole storage, so the first look at one reads all of it
             raw = self._file.read_tensor(region.offset, region.nbytes)
-            if zlib.crc32(memoryview(raw.numpy())) != region.crc:
+            if zlib.crc32(as_bytes(raw)) != region.crc:
                 raise InputError(
                     "ZIP-CRC",
                     f"'{self.label}' is damaged: a checksum does not match",

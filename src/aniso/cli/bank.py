@@ -1,0 +1,190 @@
+"""``aniso bank``: build, add, ls, check, quantise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aniso.cli import options, show
+
+if TYPE_CHECKING:
+    from aniso.vectors import Bank, BlockSource
+    from aniso.weights import WeightSource
+
+app = typer.Typer(help="Banks: task vectors over one base, in one directory.", no_args_is_help=True)
+
+Tuned = Annotated[list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models and LoRA adapters.")]
+Directory = Annotated[Path, typer.Argument(help="A bank.")]
+
+
+@app.command()
+def build(
+    tuned: Tuned,
+    base: options.Base,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory to write.")],
+    storage: options.Storage = "fp32",
+    scheme: options.Scheme = "auto",
+    activation: options.Activation = None,
+    skip_key: options.SkipKey = None,
+    rename: options.Rename = None,
+    allow_distant: options.AllowDistant = False,
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Build a bank from a base and what was fine-tuned from it."""
+    from aniso.vectors import Bank
+
+    options.check_storage(storage)
+    blocks, sources, total = _opened(base, tuned, scheme, activation)
+    with show.progress("building", total) as advance:
+        bank = Bank.build(
+            blocks,
+            sources,
+            to=out,
+            storage=storage,
+            overwrite=overwrite,
+            skip=tuple(skip_key or ()),
+            rename=options.renames(rename),
+            allow_distant=allow_distant,
+            progress=advance,
+        )
+    _report(bank, json)
+
+
+@app.command()
+def add(
+    directory: Directory,
+    tuned: Tuned,
+    base: options.Base,
+    storage: Annotated[str | None, typer.Option(help="As the bank's by default.")] = None,
+    scheme: options.Scheme = "auto",
+    activation: options.Activation = None,
+    skip_key: options.SkipKey = None,
+    rename: options.Rename = None,
+    allow_distant: options.AllowDistant = False,
+    json: show.Json = False,
+) -> None:
+    """Add vectors to a bank."""
+    from aniso.vectors import Bank
+
+    if storage is not None:
+        options.check_storage(storage)
+    bank = Bank.open(directory)
+    blocks, sources, total = _opened(base, tuned, scheme, activation)
+    with show.progress("adding", 2 * total) as advance:
+        bank = bank.add(
+            blocks,
+            sources,
+            storage=storage,
+            skip=tuple(skip_key or ()),
+            rename=options.renames(rename),
+            allow_distant=allow_distant,
+            progress=advance,
+        )
+    _report(bank, json)
+
+
+@app.command()
+def ls(directory: Directory, json: show.Json = False) -> None:
+    """List a bank's vectors."""
+    from aniso.vectors import Bank
+
+    _report(Bank.open(directory), json, notes=False)
+
+
+@app.command()
+def check(directory: Directory, json: show.Json = False) -> None:
+    """Read all of a bank and compare it with what was recorded."""
+    from aniso.vectors import Bank
+
+    bank = Bank.open(directory)
+    total = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
+    with show.progress("checking", total) as advance:
+        notes = bank.check(advance)
+    if json:
+        show.as_json({"ok": True, "vectors": list(bank), "notes": notes})
+        return
+    show.notes(notes)
+    show.line(f"{directory}: {len(bank)} vectors, {len(bank.layout.blocks)} blocks, all as recorded")
+
+
+@app.command()
+def quantise(
+    directory: Directory,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory to write.")],
+    storage: options.Storage = "int8",
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Write a bank again in another storage, and say what was lost."""
+    from aniso.vectors import Bank
+
+    bank = Bank.open(directory)
+    options.check_storage(storage)
+    total = 4 * len(bank) * sum(block.numel for block in bank.layout.blocks)
+    with show.progress("packing", total) as advance:
+        packed = bank.save(out, storage=storage, overwrite=overwrite, progress=advance)
+    _report(packed, json, notes=False)
+
+
+def _opened(
+    base: str, tuned: list[str], scheme: str, activation: str | None
+) -> tuple[BlockSource, dict[str, WeightSource], int]:
+    from aniso.vectors import BlockSource
+    from aniso.weights import open_weights
+
+    blocks = BlockSource(open_weights(base), scheme=scheme, activation=activation)
+    sources = {name: open_weights(ref) for name, ref in options.named_files(tuned).items()}
+    dense = 4 * sum(block.numel for block in blocks.layout.blocks)
+    return blocks, sources, sum(source.nbytes for source in sources.values()) + len(sources) * dense
+
+
+def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
+    rows = []
+    for name in bank:
+        vector = bank[name]
+        rows.append(
+            {
+                "name": name,
+                "from": vector.provenance.source,
+                "format": vector.provenance.format,
+                "blocks": len(vector.blocks),
+                "norm": vector.norm(),
+                "relative_error": vector.relative_error,
+                "sha256": vector.provenance.sha256,
+            }
+        )
+    nbytes = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
+    if json:
+        base = bank.base
+        show.as_json(
+            {
+                "path": str(bank.path),
+                "base": {"label": base.label, "fingerprint": base.fingerprint, "activation": base.activation},
+                "naming": bank.layout.scheme,
+                "blocks": len(bank.layout.blocks),
+                "storage": bank.storage,
+                "bytes": nbytes,
+                "content_hash": bank.content_hash,
+                "vectors": rows,
+                "notes": bank.notes,
+            }
+        )
+        return
+    if notes:
+        show.notes(bank.notes)
+    show.table(
+        ("vector", "from", "format", "blocks", "norm", "error"),
+        [
+            (r["name"], r["from"], r["format"], f"{r['blocks']}/{len(bank.layout.blocks)}", r["norm"],
+             f"{r['relative_error']:.2%}")
+            for r in rows
+        ],
+    )  # fmt: skip
+    show.line(
+        f"{bank.path}: base {bank.base.label} ({bank.base.fingerprint[:12]}), {bank.layout.scheme}, "
+        f"{len(bank.layout.blocks)} blocks, {bank.storage}, {show.size(nbytes)} "
+        f"({show.size(nbytes / len(bank))} per vector)"
+    )

@@ -1,0 +1,48 @@
+"""``aniso convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aniso.cli import show
+
+
+def convert(
+    ref: Annotated[str, typer.Argument(help="A file, a directory, or a hub id.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
+    to: Annotated[str, typer.Option(help="safetensors, open_clip or huggingface.")] = "safetensors",
+    dtype: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16; as it is by default.")] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="quick_gelu or gelu, if the source does not say.")
+    ] = None,
+    skip_key: Annotated[list[str] | None, typer.Option(help="Leave out keys that match.")] = None,
+    tensors_only: Annotated[
+        bool, typer.Option("--tensors-only", help="Extract tensors from a pickle that would call functions.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    json: show.Json = False,
+) -> None:
+    """Rewrite a checkpoint as safetensors, or between open_clip's and Hugging Face's names."""
+    from aniso.vectors.block_source import edited
+    from aniso.vectors.convert import convert as run
+    from aniso.weights import open_weights
+
+    source = edited(open_weights(ref, tensors_only=tensors_only), tuple(skip_key or ()), {})
+    with show.progress("converting", source.nbytes) as advance:
+        notes = run(
+            source,
+            out,
+            to=to,
+            dtype=dtype,
+            activation=activation,
+            overwrite=overwrite,
+            progress=advance,
+        )
+    if json:
+        show.as_json({"out": str(out), "to": to, "notes": list(notes)})
+        return
+    show.notes(notes)
+    show.line(f"wrote {out}")

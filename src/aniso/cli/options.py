@@ -1,0 +1,67 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aniso.errors import UsageError
+
+Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, or a hub id.")]
+Storage = Annotated[
+    str, typer.Option("--storage", help="fp32, fp16, bf16, int8, int4, residual4 or residual2.")
+]
+SkipKey = Annotated[
+    list[str] | None,
+    typer.Option("--skip-key", help="Leave out keys that match this pattern; may be repeated."),
+]
+Rename = Annotated[list[str] | None, typer.Option("--rename", help="OLD=NEW: rename a key; may be repeated.")]
+AllowDistant = Annotated[
+    bool, typer.Option("--allow-distant", help="Accept a model that is far from the base.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Scheme = Annotated[
+    str,
+    typer.Option(
+        "--scheme", help="Naming of the base: auto, hf-clip-vit, openclip-vit, openclip-visual, plain."
+    ),
+]
+Activation = Annotated[
+    str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
+]
+
+STORAGES = ("fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2")
+
+
+def check_storage(storage: str) -> str:
+    if storage not in STORAGES:
+        raise UsageError("USAGE", f"there is no storage '{storage}'", expected=", ".join(STORAGES))
+    return storage
+
+
+def renames(pairs: list[str] | None) -> dict[str, str]:
+    out = {}
+    for pair in pairs or ():
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise UsageError("USAGE", f"--rename {pair}: expected OLD=NEW")
+        out[old] = new
+    return out
+
+
+def named_files(items: list[str]) -> dict[str, str]:
+    """``NAME=FILE`` or ``FILE``, which is then called by its own name."""
+    out: dict[str, str] = {}
+    for item in items:
+        name, equals, ref = item.partition("=")
+        if not equals:
+            path = Path(item.partition("::")[0].partition("@")[0])
+            name, ref = path.stem if path.is_file() else path.name, item
+        if name in out:
+            raise UsageError(
+                "BANK-NAME", f"two vectors are called '{name}'", fix="write NAME=FILE to name them"
+            )
+        out[name] = ref
+    return out

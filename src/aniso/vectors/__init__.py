@@ -1,0 +1,26 @@
+"""What fine-tuning changed: blocks, deltas, task vectors, banks."""
+
+from aniso.vectors.bank import Bank
+from aniso.vectors.block import Block, Kind, Layout, Part
+from aniso.vectors.block_source import BlockSource
+from aniso.vectors.delta import Delta, Dense, LowRank, Packed
+from aniso.vectors.origin import BaseInfo, Provenance
+from aniso.vectors.packing import Storage
+from aniso.vectors.task_vector import TaskVector
+
+__all__ = [
+    "TaskVector",
+    "Bank",
+    "Layout",
+    "Block",
+    "Part",
+    "Kind",
+    "BlockSource",
+    "BaseInfo",
+    "Provenance",
+    "Delta",
+    "Dense",
+    "LowRank",
+    "Packed",
+    "Storage",
+]

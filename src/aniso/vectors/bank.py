@@ -1,0 +1,469 @@
+"""A bank: a sparse table, vectors by blocks, of deltas over one base.
+
+On disk it is a directory: files of vectors, and ``manifest.json``, written last, with their hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.vectors.block import Layout
+from aniso.vectors.block_source import BlockSource
+from aniso.vectors.delta import Delta
+from aniso.vectors.origin import BaseInfo
+from aniso.vectors.packing import Storage
+from aniso.vectors.segment import Segment
+from aniso.vectors.segment_writer import write_segment
+from aniso.vectors.task_vector import TaskVector
+from aniso.weights import Ref
+from aniso.weights.atomic import (
+    atomic_directory,
+    atomic_file,
+    locked,
+    require_space,
+    write_text,
+)
+from aniso.weights.directory import read_json
+from aniso.weights.files import Progress
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_FILE = re.compile(r"vectors-(\d{3,})\.safetensors")
+_NORM_TOLERANCE = 1e-4
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Strict):
+    file: str = Field(pattern=_FILE.pattern)
+    sha256: str
+    nbytes: int
+
+
+class Manifest(_Strict):
+    """What ``manifest.json`` says."""
+
+    schema_version: int
+    base: str
+    """Fingerprint of the base."""
+    layout: str
+    """Signature of the layout."""
+    files: tuple[FileRecord, ...]
+    vectors: tuple[str, ...]
+    """Names in the order of the table; each is in one of the files."""
+
+    def dump(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+
+@final
+class Bank:
+    """Task vectors over one base, by name. Immutable; selecting gives a smaller bank over the same files."""
+
+    def __init__(
+        self,
+        vectors: Mapping[str, TaskVector],
+        *,
+        path: Path | None = None,
+        manifest: Manifest | None = None,
+        homes: Mapping[str, tuple[Segment, int]] | None = None,
+    ) -> None:
+        if not vectors:
+            raise UsageError("BANK-NAME", "a bank needs at least one vector", fix="name a fine-tuned model")
+        for name in vectors:
+            _check_name(name)
+        self._vectors = {name: v.renamed(name) if v.name != name else v for name, v in vectors.items()}
+        self.path = path
+        self.manifest = manifest
+        self._homes = dict(homes or {})
+        first = next(iter(self._vectors.values()))
+        self.layout: Layout = first.layout
+        for vector in self._vectors.values():
+            if vector.layout.signature != self.layout.signature:
+                raise InputError(
+                    "BANK-LAYOUT",
+                    f"vectors '{first.name}' and '{vector.name}' have different blocks",
+                    fix="build the bank over one base",
+                )
+
+    # making one
+
+    @classmethod
+    def build(
+        cls,
+        base: Ref | BlockSource,
+        tuned: Mapping[str, Ref],
+        *,
+        to: str | Path | None = None,
+        storage: str = "fp32",
+        overwrite: bool = False,
+        skip: tuple[str, ...] = (),
+        rename: Mapping[str, str] | None = None,
+        allow_distant: bool = False,
+        progress: Progress | None = None,
+    ) -> Bank:
+        """A bank of the differences of fine-tuned models and adapters to their base.
+
+        With ``to`` it is written there block by block as it is computed and checked, in the memory of two
+        blocks. Without, it stays a view of the files it was built from, which are checked at once.
+        """
+        for name in tuned:
+            _check_name(name)
+        blocks = BlockSource.of(base)
+        vectors = {
+            name: TaskVector.between(
+                blocks,
+                ref,
+                name=name,
+                skip=skip,
+                rename=rename,
+                allow_distant=allow_distant,
+                check=to is None,
+                progress=progress,
+            )
+            for name, ref in tuned.items()
+        }
+        bank = cls(vectors)
+        if to is None:
+            return bank
+        return bank.save(to, storage=storage, overwrite=overwrite, progress=progress)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Bank:
+        """A bank on disk; its indices are read, deltas are not."""
+        path = Path(path)
+        manifest = _read_manifest(path)
+        found: dict[str, tuple[Segment, int]] = {}
+        for record in manifest.files:
+            segment = _open_segment(path, record, manifest)
+            for i, vector in enumerate(segment.index.vectors):
+                if vector.name in found:
+                    raise _manifest_error(path, f"vector {vector.name} is in two files")
+                found[vector.name] = (segment, i)
+        if set(found) != set(manifest.vectors) or len(found) != len(manifest.vectors):
+            odd = sorted(set(found) ^ set(manifest.vectors))
+            raise _manifest_error(path, f"manifest and files disagree on {', '.join(odd)}")
+        vectors = {name: TaskVector.of_segment(*found[name]) for name in manifest.vectors}
+        return cls(vectors, path=path, manifest=manifest, homes=found)
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        storage: str = "fp32",
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> Bank:
+        """Write the bank to a directory, in any storage; returns the bank that is there now."""
+        path = Path(path)
+        require_space(path, self._expected_bytes(Storage(storage)))
+        with atomic_directory(path, overwrite=overwrite) as partial:
+            vectors = list(self._vectors.values())
+            target = partial / "vectors-000.safetensors"
+            with atomic_file(target) as out:
+                index = write_segment(out.stream, vectors, storage=storage, progress=progress)
+            record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
+            manifest = Manifest(
+                schema_version=SCHEMA,
+                base=index.base.fingerprint,
+                layout=self.layout.signature,
+                files=(record,),
+                vectors=tuple(self._vectors),
+            )
+            write_text(partial / MANIFEST, manifest.dump())
+        return Bank.open(path)
+
+    def add(
+        self,
+        base: Ref | BlockSource,
+        tuned: Mapping[str, Ref],
+        *,
+        storage: str | None = None,
+        skip: tuple[str, ...] = (),
+        rename: Mapping[str, str] | None = None,
+        allow_distant: bool = False,
+        progress: Progress | None = None,
+    ) -> Bank:
+        """Add vectors to a bank on disk, as a further file; what is there is not touched."""
+        path = self._require_path()
+        blocks = BlockSource.of(base)
+        with locked(path):
+            current = Bank.open(path)
+            current._require_new(tuned)
+            current._require_base(blocks)
+            assert current.manifest is not None
+            new = Bank.build(
+                blocks,
+                tuned,
+                skip=skip,
+                rename=rename,
+                allow_distant=allow_distant,
+                progress=progress,
+            )
+            kind = Storage(storage or current.storage)
+            if kind.has_mean:  # a mean of the few new vectors would be no mean of the bank
+                kind = Storage.INT4
+            require_space(path, new._expected_bytes(kind))
+            target = path / _next_file(path)
+            with atomic_file(target) as out:
+                write_segment(out.stream, list(new._vectors.values()), storage=kind, progress=progress)
+            record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
+            manifest = current.manifest.model_copy(
+                update={
+                    "files": (*current.manifest.files, record),
+                    "vectors": (*current.manifest.vectors, *tuned),
+                }
+            )
+            write_text(path / MANIFEST, manifest.dump(), overwrite=True)
+        return Bank.open(path)
+
+    # looking at it
+
+    @property
+    def base(self) -> BaseInfo:
+        return next(iter(self._vectors.values())).base
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._vectors)
+
+    @property
+    def storage(self) -> str:
+        """The storage of a bank on disk; of its first file, should they differ."""
+        segments = [segment for segment, _ in self._homes.values()]
+        return segments[0].index.storage if segments else Storage.FP32
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of base, names and content, the same wherever the bank lies."""
+        digest = hashlib.sha256(f"{self.base.fingerprint}\n".encode())
+        files = {r.file: r.sha256 for r in self.manifest.files} if self.manifest else {}
+        for name, vector in self._vectors.items():
+            home = self._homes.get(name)
+            origin = files[home[0].file.path.name] if home else vector.provenance.sha256
+            digest.update(f"{name}\0{origin}\0{home[1] if home else 0}\n".encode())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._vectors
+
+    def __getitem__(self, name: str) -> TaskVector:
+        if name not in self._vectors:
+            raise self._unknown([name])
+        return self._vectors[name]
+
+    def __repr__(self) -> str:
+        return f"Bank({len(self)} vectors, {len(self.layout.blocks)} blocks: {', '.join(self.names[:6])})"
+
+    def read_block(self, block: str) -> dict[str, Delta]:
+        """One block of all vectors that have it, in the bank's order: one contiguous read per file."""
+        found: dict[str, Delta] = {}
+        by_segment: dict[int, tuple[Segment, dict[int, str]]] = {}
+        for name, vector in self._vectors.items():
+            home = self._homes.get(name)
+            if home is None:
+                if block in vector:
+                    found[name] = vector[block]
+                continue
+            segment, i = home
+            by_segment.setdefault(id(segment), (segment, {}))[1][i] = name
+        for segment, wanted in by_segment.values():
+            for i, delta in segment.read(block, set(wanted)).items():
+                found[wanted[i]] = delta
+        return {name: found[name] for name in self._vectors if name in found}
+
+    # selecting
+
+    def only(self, *names: str) -> Bank:
+        unknown = [name for name in names if name not in self]
+        if unknown:
+            raise self._unknown(unknown)
+        return self._subset([name for name in self if name in names])
+
+    def without(self, *names: str) -> Bank:
+        """The bank without some vectors; a name it does not have is an error, not a wish already granted."""
+        unknown = [name for name in names if name not in self]
+        if unknown:
+            raise self._unknown(unknown)
+        return self._subset([name for name in self if name not in names])
+
+    def _subset(self, names: list[str]) -> Bank:
+        return Bank(
+            {name: self._vectors[name] for name in names},
+            path=self.path,
+            manifest=self.manifest,
+            homes={name: self._homes[name] for name in names if name in self._homes},
+        )
+
+    # trusting it
+
+    def check(self, progress: Progress | None = None) -> list[str]:
+        """Read everything: hashes, indices, and every delta against its recorded norm. Returns notes."""
+        path = self._require_path()
+        assert self.manifest is not None
+        for record in self.manifest.files:
+            segment = next(s for s, _ in self._homes.values() if s.file.path.name == record.file)
+            found = segment.file.sha256(progress)
+            if found != record.sha256:
+                raise InputError(
+                    "FILE-HASH",
+                    f"'{printable(path / record.file)}': content hash differs from the recorded one",
+                    expected=record.sha256,
+                    found=found,
+                    fix="restore the file from a copy, or build the bank again",
+                )
+        for block in self.layout.blocks:
+            for name, delta in self.read_block(block.name).items():
+                self._check_norm(name, block.name, delta)
+        known = {record.file for record in self.manifest.files} | {MANIFEST}
+        strays = sorted(p.name for p in path.iterdir() if p.name not in known)
+        notes = [f"not part of the bank: {printable(', '.join(strays))}"] if strays else []
+        return [*notes, *self._duplicates()]
+
+    def _check_norm(self, name: str, block: str, delta: Delta) -> None:
+        recorded, found = self._vectors[name].norms[block], delta.norm()
+        if not abs(found - recorded) <= _NORM_TOLERANCE * recorded:
+            raise InputError(
+                "FILE-HASH",
+                f"vector '{name}' differs from what was recorded",
+                key=block,
+                expected=f"norm {recorded:.6g}",
+                found=f"norm {found:.6g}",
+                fix="build the bank again",
+            )
+
+    def _duplicates(self) -> list[str]:
+        seen: dict[str, str] = {}
+        notes = []
+        for name, vector in self._vectors.items():
+            first = seen.setdefault(vector.provenance.sha256 or name, name)
+            if first != name:
+                notes.append(f"warning: '{name}' was made from the same file as '{first}'")
+        return notes
+
+    @property
+    def notes(self) -> list[str]:
+        """What was said of the vectors when they were made."""
+        return [note for vector in self._vectors.values() for note in vector.notes] + self._duplicates()
+
+    def _expected_bytes(self, storage: Storage) -> int:
+        dense = storage.bytes_per_element(len(self))
+        return int(len(self) * dense * sum(b.numel for b in self.layout.blocks))
+
+    def _require_path(self) -> Path:
+        if self.path is None:
+            raise UsageError("BANK-MANIFEST", "this bank is not on disk", fix="bank.save(directory)")
+        return self.path
+
+    def _require_new(self, tuned: Mapping[str, Ref]) -> None:
+        for name in tuned:
+            _check_name(name)
+            if name in self:
+                raise UsageError(
+                    "BANK-NAME",
+                    f"the bank has a vector '{name}' already",
+                    fix="choose another name",
+                )
+
+    def _require_base(self, base: BlockSource) -> None:
+        if base.layout.signature != self.layout.signature:
+            raise InputError(
+                "BANK-LAYOUT",
+                f"'{base.label}' has other blocks than the bank",
+                expected=f"{len(self.layout.blocks)} blocks",
+                found=f"{len(base.layout.blocks)} blocks ({base.layout.scheme})",
+                fix=f"use the bank's base: {self.base.label}",
+            )
+        found = base.identity()
+        if found.fingerprint != self.base.fingerprint:
+            raise InputError(
+                "BANK-BASE",
+                f"'{base.label}' is not the bank's base",
+                expected=f"{self.base.label} {self.base.fingerprint[:16]} ({self.base.activation})",
+                found=f"{found.label} {found.fingerprint[:16]} ({found.activation})",
+                fix=f"use the bank's base: {self.base.label}",
+            )
+
+    def _unknown(self, names: list[str]) -> UsageError:
+        return UsageError(
+            "BANK-NAME",
+            f"the bank has no vector {', '.join(map(repr, names))}",
+            expected=", ".join(self.names),
+            fix="aniso bank ls",
+        )
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "BANK-NAME",
+            f"'{printable(name)}' cannot be a vector's name",
+            expected="letters, digits and . _ + - (at most 100)",
+            fix="write NAME=FILE with another name",
+        )
+
+
+def _next_file(path: Path) -> str:
+    taken = [int(m[1]) for p in path.iterdir() if (m := _FILE.fullmatch(p.name))]
+    return f"vectors-{max(taken, default=-1) + 1:03d}.safetensors"
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not (path / MANIFEST).exists():
+        raise InputError(
+            "BANK-MANIFEST",
+            f"'{printable(path)}' is not a bank: it has no {MANIFEST}",
+            fix="make one with: aniso bank build --base BASE NAME=FILE … -o DIR",
+        )
+    try:
+        manifest = Manifest.model_validate(read_json(path / MANIFEST))
+    except ValidationError as e:
+        raise _manifest_error(path, str(e.errors()[0]["msg"])) from None
+    if manifest.schema_version != SCHEMA:
+        raise _manifest_error(path, f"schema {manifest.schema_version}, this version of aniso reads {SCHEMA}")
+    return manifest
+
+
+def _open_segment(path: Path, record: FileRecord, manifest: Manifest) -> Segment:
+    segment = Segment.open(path / record.file)
+    if segment.file.size != record.nbytes:
+        raise InputError(
+            "FILE-TRUNCATED",
+            f"'{printable(path / record.file)}' has another size than recorded",
+            expected=f"{record.nbytes} bytes",
+            found=f"{segment.file.size} bytes",
+            fix="restore the file from a copy, or build the bank again",
+        )
+    if (segment.base.fingerprint, segment.layout.signature) != (manifest.base, manifest.layout):
+        raise InputError(
+            "BANK-BASE",
+            f"'{printable(path / record.file)}' is over another base than the rest of the bank",
+            fix="build the bank again",
+        )
+    return segment
+
+
+def _manifest_error(path: Path, reason: str) -> InputError:
+    return InputError(
+        "BANK-MANIFEST",
+        f"'{printable(path / MANIFEST)}' is not usable",
+        reason=printable(reason),
+        fix="build the bank again, or update aniso if it was written by a newer version",
+    )

@@ -1,0 +1,281 @@
+"""Blocks: the named pieces of a model that get a coefficient each, and how a file's tensors make them up."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from aniso.errors import UsageError
+from aniso.vectors.naming import (
+    HUGGING_FACE,
+    OPEN_CLIP,
+    PLAIN,
+    SCHEMES,
+    TEXT,
+    VISION,
+    Names,
+    Rule,
+    expanded,
+    layers_of,
+    recognise,
+)
+from aniso.weights import TensorInfo, WeightSource
+
+
+class Kind(StrEnum):
+    """What a block is; the last four are not part of any task vector."""
+
+    ATTENTION = "attention weight"
+    MLP = "mlp weight"
+    CONV = "conv weight"
+    BIAS = "bias"
+    NORM = "norm"
+    EMBEDDING = "embedding"
+    PROJECTION = "projection"
+    OTHER = "weight"
+    BUFFER = "buffer"
+    STATISTIC = "running statistic"
+    TEXT_TOWER = "text tower"
+    LOGIT_SCALE = "logit scale"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``start:stop`` of a block are rows from ``offset`` on of the tensor ``key``."""
+
+    key: str
+    start: int
+    stop: int
+    offset: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named piece of the model; ``parts`` say which tensors of one file it is made of."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    depth: int | None = None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """As a matrix: the first dimension by all others."""
+        rows = self.shape[0] if self.shape else 1
+        return rows, self.numel // max(1, rows)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of some file belongs in a layout."""
+
+    block: Block
+    part: Part
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model's blocks in order, and the tensors that are left outside of task vectors."""
+
+    scheme: str
+    blocks: tuple[Block, ...]
+    outside: tuple[Block, ...] = ()
+
+    @classmethod
+    def of(cls, source: WeightSource, *, scheme: str = "auto", split: bool = False) -> Layout:
+        """The layout of a source, from its names and shapes alone.
+
+        ``split`` makes query, key and value blocks of their own, as Hugging Face names them.
+        """
+        names = _names(source, scheme)
+        builder = _Builder(source, names)
+        if names.scheme in (HUGGING_FACE, OPEN_CLIP):
+            builder.add_rules(split=split)
+        builder.add_rest()
+        return builder.layout()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Block]:
+        return {block.name: block for block in self.blocks}
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of the blocks' names and shapes: equal for every naming of the same model."""
+        lines = sorted(f"{b.name} {b.shape}" for b in self.blocks)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[Place, ...]]:
+        """Which blocks each tensor of the source fills."""
+        out: dict[str, tuple[Place, ...]] = {}
+        for block in self.blocks:
+            for part in block.parts:
+                out[part.key] = (*out.get(part.key, ()), Place(block, part))
+        return out
+
+    def only(self, names: Iterable[str]) -> Layout:
+        wanted = set(names)
+        return Layout(self.scheme, tuple(b for b in self.blocks if b.name in wanted), self.outside)
+
+
+def _names(source: WeightSource, scheme: str) -> Names:
+    if scheme not in ("auto", *SCHEMES):
+        raise UsageError(
+            "LAYOUT-SCHEME",
+            f"there is no naming '{scheme}'",
+            expected=", ".join(("auto", *SCHEMES)),
+        )
+    keys = [key for key in source.tensors if key not in source.aliases]
+    names = recognise(keys)
+    if scheme == PLAIN:
+        return Names(PLAIN, {key: key for key in keys})
+    if scheme not in ("auto", names.scheme):
+        raise UsageError(
+            "LAYOUT-SCHEME",
+            f"'{source.label}' does not follow the naming '{scheme}'",
+            found=names.scheme,
+            expected=scheme,
+            fix=f"use --scheme auto, or one of {', '.join(SCHEMES)}",
+        )
+    return names
+
+
+class _Builder:
+    """Collects blocks in order while it crosses off the tensors that are used."""
+
+    def __init__(self, source: WeightSource, names: Names) -> None:
+        self.source = source
+        self.names = names
+        self.left = dict(names.keys)
+        self.blocks: list[Block] = []
+        self.outside: list[Block] = []
+
+    def layout(self) -> Layout:
+        return Layout(self.names.scheme, tuple(self.blocks), tuple(self.outside))
+
+    def add_rules(self, *, split: bool) -> None:
+        for rules, target, division in ((VISION, self.blocks, split), (TEXT, self.outside, False)):
+            for rule in expanded(rules, layers_of(rules, self.left)):
+                target.extend(self._rule_blocks(rule, division, outside=target is self.outside))
+
+    def _rule_blocks(self, rule: Rule, split: bool, *, outside: bool) -> list[Block]:
+        fused = self.names.scheme == OPEN_CLIP
+        wanted = (rule.open_clip,) if fused else rule.hugging_face
+        if not all(name in self.left and self._info(name).is_float for name in wanted):
+            return []
+        keys = [self.left.pop(name) for name in wanted]
+        shapes = [self.source.tensors[key].shape for key in keys]
+        turned = rule.transposed and not fused and len(shapes[0]) == 2
+        if turned:
+            shapes = [shape[::-1] for shape in shapes]
+        parts, row = [], 0
+        for key, shape in zip(keys, shapes, strict=True):
+            rows = shape[0] if shape else 1
+            parts.append(Part(key, row, row + rows, transposed=turned))
+            row += rows
+        shape = (row, *shapes[0][1:]) if shapes[0] else ()
+        kind = _outside_kind(rule.open_clip) if outside else _kind(rule.open_clip, shape)
+        block = Block(rule.open_clip, shape, kind, _depth(rule.open_clip), tuple(parts))
+        return _divided(block) if split and len(rule.hugging_face) == 3 else [block]
+
+    def add_rest(self) -> None:
+        """Tensors no rule speaks of: blocks of their own, or outside of task vectors."""
+        # by name, so that the order in the file plays no part
+        for name, key in sorted(self.left.items(), key=lambda item: _natural(item[0])):
+            info = self.source.tensors[key]
+            kind = self._rest_kind(name, info)
+            target = self.outside if kind in OUTSIDE else self.blocks
+            rows = info.shape[0] if info.shape else 1
+            target.append(Block(name, info.shape, kind, _depth(name), (Part(key, 0, rows),)))
+
+    def _rest_kind(self, name: str, info: TensorInfo) -> Kind:
+        if not info.is_float:
+            return Kind.BUFFER
+        if name.endswith((".running_mean", ".running_var")):
+            return Kind.STATISTIC
+        if self.names.scheme != PLAIN and not name.startswith(("visual.", "vision_model.", "visual_")):
+            return _outside_kind(name)
+        return self._norm_or(name, info)
+
+    def _norm_or(self, name: str, info: TensorInfo) -> Kind:
+        """A weight with one dimension scales a norm, whatever it is called; so its bias belongs to one."""
+        weight = f"{name.rpartition('.')[0]}.weight"
+        key = self.names.keys.get(weight)
+        scales = key is not None and len(self.source.tensors[key].shape) == 1
+        return Kind.NORM if scales and len(info.shape) == 1 else _kind(name, info.shape)
+
+    def _info(self, name: str) -> TensorInfo:
+        return self.source.tensors[self.left[name]]
+
+
+OUTSIDE = frozenset({Kind.BUFFER, Kind.STATISTIC, Kind.TEXT_TOWER, Kind.LOGIT_SCALE})
+
+
+def _divided(block: Block) -> list[Block]:
+    """Query, key and value as three blocks."""
+    rows = block.shape[0] // 3
+    out = []
+    for i, letter in enumerate("qkv"):
+        source = block.parts[i] if len(block.parts) == 3 else block.parts[0]
+        offset = 0 if len(block.parts) == 3 else i * rows
+        part = Part(source.key, 0, rows, offset)
+        name = f"{block.name}.{letter}"
+        out.append(Block(name, (rows, *block.shape[1:]), block.kind, block.depth, (part,)))
+    return out
+
+
+def _outside_kind(name: str) -> Kind:
+    return Kind.LOGIT_SCALE if name in ("logit_scale", "logit_bias") else Kind.TEXT_TOWER
+
+
+_NORM = re.compile(r"(^|[._])(ln|norm|bn|layer_?norm|layrnorm|batch_?norm)\w*(\.|_|\d|$)", re.IGNORECASE)
+_KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
+    (re.compile(r"embed|\bwte\b|\bwpe\b|shared\.weight", re.IGNORECASE), Kind.EMBEDDING),
+    (re.compile(r"attn|attention|[._][qkvo](_proj)?\.", re.IGNORECASE), Kind.ATTENTION),
+    (re.compile(r"mlp|fc\d?\b|ffn|feed_forward|dense|\bw[io](_\d)?\b", re.IGNORECASE), Kind.MLP),
+    (re.compile(r"proj|head", re.IGNORECASE), Kind.PROJECTION),
+)
+
+
+def _kind(name: str, shape: tuple[int, ...]) -> Kind:
+    """What a block is, from the names the field uses and its number of dimensions."""
+    owner = name.rpartition(".")[0]
+    if len(shape) <= 1 and _NORM.search(owner.rpartition(".")[2] or name):
+        return Kind.NORM
+    if name.endswith("bias"):
+        return Kind.BIAS
+    if "embed" in name.rpartition(".")[2] or "embedding" in name:
+        return Kind.EMBEDDING
+    if len(shape) == 4:
+        return Kind.CONV
+    for pattern, kind in _KINDS:
+        if pattern.search(name):
+            return kind
+    return Kind.OTHER
+
+
+def _depth(name: str) -> int | None:
+    """The first number in a name counts its layers."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    stage = re.search(r"(?:^|\.)layer(\d+)\.", name)
+    found = number or stage
+    return int(found[1]) if found else None
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which layer 10 follows layer 9."""
+    return [(0, int(t), "") if t.isdigit() else (1, 0, t) for t in re.split(r"(\d+)", name)]
+
+
+__all__ = ["Block", "Kind", "Layout", "OUTSIDE", "Part", "Place"]

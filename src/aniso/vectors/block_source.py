@@ -1,0 +1,182 @@
+"""A source of weights seen as blocks: read in float32, in one orientation, whatever the file calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.vectors.block import Block, Kind, Layout, Part
+from aniso.vectors.origin import BaseInfo
+from aniso.weights import PeftAdapter, Ref, Renamed, WeightSource, open_weights
+from aniso.weights.fingerprint import combined_hash, tensor_hash
+
+
+class BlockSource:
+    """A model's weights as blocks. What was read once is remembered by norm and hash, not by value."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        *,
+        scheme: str = "auto",
+        split: bool = False,
+        finite: bool = True,
+        activation: str | None = None,
+    ) -> None:
+        """``finite`` refuses NaN and infinity; ``activation`` says what the files do not."""
+        if isinstance(source, PeftAdapter):
+            raise InputError(
+                "LORA-KIND",
+                f"'{source.label}' is an adapter, not a model",
+                fix="give the model it was trained on as the base",
+            )
+        self.source = source
+        self.label = source.label
+        said = source.info.config.activation
+        if activation and said and activation != said:
+            raise InputError(
+                "CKPT-ACTIVATION",
+                f"'{source.label}' has another activation than asked for",
+                expected=activation,
+                found=said,
+                fix="leave --activation out, or use the right files",
+            )
+        self.activation = activation or said
+        self.layout = Layout.of(source, scheme=scheme, split=split)
+        self._finite = finite
+        self._norms: dict[str, float] = {}
+        self._hashes: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, ref: Ref | BlockSource, *, scheme: str = "auto") -> BlockSource:
+        return ref if isinstance(ref, BlockSource) else cls(open_weights(ref), scheme=scheme)
+
+    def read(self, block: Block) -> Tensor:
+        """A fresh float32 tensor of the block's shape."""
+        if len(block.parts) == 1:
+            out = self._piece(block.parts[0])
+        else:
+            out = torch.empty(block.shape)
+            for part in block.parts:
+                out[part.start : part.stop] = self._piece(part)
+        norm = float(torch.linalg.vector_norm(out, dtype=torch.float32))
+        if norm != norm or norm == float("inf"):
+            norm = self._check_finite(block, out)
+        self._norms[block.name] = norm
+        return out
+
+    def read_as_base(self, block: Block) -> Tensor:
+        """Read, and remember the content's hash for the fingerprint."""
+        out = self.read(block)
+        if block.name not in self._hashes:
+            self._hashes[block.name] = tensor_hash(out)
+        return out
+
+    def read_outside(self, block: Block) -> Tensor:
+        """A tensor that is no part of task vectors, in its own dtype."""
+        raw = [self.source.read(p.key).T if p.transposed else self.source.read(p.key) for p in block.parts]
+        return raw[0] if len(raw) == 1 else torch.cat(raw)
+
+    def norm(self, block: Block) -> float:
+        if block.name not in self._norms:
+            self.read(block)
+        return self._norms[block.name]
+
+    def identity(self) -> BaseInfo:
+        """Who this model is; reads what has not been read yet."""
+        for block in self.layout.blocks:
+            if block.name not in self._hashes:
+                self.read_as_base(block)
+        hashes = dict(self._hashes)
+        for block in self.layout.outside:
+            if block.kind is Kind.STATISTIC:  # these decide what the model computes, too
+                hashes[block.name] = tensor_hash(self.read_outside(block))
+        return BaseInfo(
+            short_label(self.source),
+            combined_hash(hashes, self.activation),
+            self.activation,
+            {block.name: self._norms[block.name] for block in self.layout.blocks},
+        )
+
+    def dtype_of(self, block: Block) -> str:
+        return self.source.tensors[block.parts[0].key].dtype
+
+    def _piece(self, part: Part) -> Tensor:
+        key, rows = part.key, part.stop - part.start
+        if not self.source.tensors[key].is_float:
+            raise InputError(
+                "WEIGHT-DTYPE",
+                f"'{self.label}' has a weight that is not a float",
+                key=key,
+                found=self.source.tensors[key].dtype,
+                expected="F16, BF16, F32 or F64",
+                fix="convert it with the tool that quantised it",
+            )
+        tensor = self.source.read(key)
+        if part.transposed:
+            tensor = tensor.T
+        if tensor.ndim and rows != tensor.shape[0]:
+            tensor = tensor[part.offset : part.offset + rows]
+        return tensor.to(torch.float32).contiguous()
+
+    def _check_finite(self, block: Block, values: Tensor) -> float:
+        """The norm of values whose squares overflow, or an error naming what is not a number."""
+        bad = (~torch.isfinite(values.reshape(-1))).nonzero().reshape(-1)
+        if bad.numel() and self._finite:
+            raise InputError(
+                "WEIGHT-NONFINITE",
+                f"'{self.label}' has {bad.numel()} values that are NaN or infinite",
+                key=block.parts[0].key,
+                first=f"element {int(bad[0])} of block {block.name}",
+                fix="find out why training diverged; --allow-nonfinite only to look",
+            )
+        return float(torch.linalg.vector_norm(values.double()))
+
+
+def short_label(source: WeightSource) -> str:
+    """A name for records: the hub id, or the last part of the path; never a home directory."""
+    if source.info.revision is not None or not source.files:
+        return source.label
+    return Path(source.label).name
+
+
+def edited(source: WeightSource, skip: tuple[str, ...], rename: Mapping[str, str]) -> WeightSource:
+    """The source without the keys that match a pattern in ``skip``, and with some keys renamed."""
+    if not skip and not rename:
+        return source
+    unused = [f"--rename {old}={new}" for old, new in rename.items() if old not in source.tensors]
+    unused += [f"--skip-key {p}" for p in skip if not any(fnmatchcase(key, p) for key in source.tensors)]
+    if unused:
+        raise UsageError(
+            "CKPT-KEYS",
+            f"'{source.label}' has no such key",
+            found=", ".join(unused),
+            fix=f"aniso inspect --keys '{source.label}'",
+        )
+    names = {
+        rename.get(key, key): key
+        for key in source.tensors
+        if not any(fnmatchcase(key, pattern) for pattern in skip)
+    }
+    left_out = sorted(set(source.tensors) - set(names.values()))
+    notes = [f"key renamed: {printable(old)} -> {printable(new)}" for old, new in rename.items()]
+    if left_out:
+        notes.append(f"{len(left_out)} keys left out on request: {printable(', '.join(left_out))}")
+    info = replace(source.info, notes=(*source.info.notes, *notes))
+    if isinstance(source, PeftAdapter):
+        return source.under(names, info)
+    return Renamed(source, names, info)
+
+
+def outside_pairs(base: BlockSource, tuned: BlockSource) -> Iterator[tuple[Block, Block]]:
+    """Tensors outside of task vectors that both models have."""
+    known = {block.name: block for block in base.layout.outside}
+    for block in tuned.layout.outside:
+        if block.name in known:
+            yield known[block.name], block

@@ -1,0 +1,279 @@
+"""CLIP checkpoints between open_clip's names and Hugging Face's, in both directions, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aniso.errors import InputError, NumericalError, UsageError, printable
+from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
+from aniso.weights import SafetensorsWriter, WeightSource, header_room
+from aniso.weights.atomic import atomic_directory, atomic_file, require_space, write_text
+from aniso.weights.dtypes import FLOATS
+from aniso.weights.files import Progress
+
+_TARGETS = {"open_clip": OPEN_CLIP, "huggingface": HUGGING_FACE}
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FILES = {"open_clip": "open_clip_model.safetensors", "huggingface": "model.safetensors"}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A checkpoint under other names: each tensor's new name and how to read it."""
+
+    tensors: Mapping[str, Callable[[], Tensor]]
+    notes: tuple[str, ...]
+
+
+def convert(
+    source: WeightSource,
+    out: Path,
+    *,
+    to: str = "safetensors",
+    dtype: str | None = None,
+    activation: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
+    """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
+    if to not in ("safetensors", *_TARGETS):
+        raise UsageError("USAGE", f"cannot convert to '{to}'", expected=", ".join(("safetensors", *_TARGETS)))
+    require_space(out, source.nbytes)
+    if to == "safetensors":
+        plan = Conversion({n: partial(source.read, n) for n in source.tensors}, ())
+        _write(out, plan, dtype, progress, overwrite=overwrite)
+        return (*source.info.notes, *plan.notes)
+    plan = renamed(source, to)
+    config, notes = _config(source, to, activation)
+    with atomic_directory(out, overwrite=overwrite) as partial:
+        _write(partial / _FILES[to], plan, dtype, progress)
+        name = "config.json" if to == "huggingface" else "open_clip_config.json"
+        write_text(partial / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return (*source.info.notes, *plan.notes, *notes)
+
+
+def renamed(source: WeightSource, to: str) -> Conversion:
+    """The tensors of a CLIP checkpoint under the names of ``to``; everything must have a name there."""
+    names = recognise(source.tensors)
+    if names.scheme not in _TARGETS.values():
+        raise InputError(
+            "LAYOUT-CONVERT",
+            f"'{source.label}' has no {to} form",
+            found=f"naming {names.scheme}",
+            expected="a CLIP model with a vision transformer",
+            fix="convert it with --to safetensors to keep its names",
+        )
+    left = dict(names.keys)
+    tensors: dict[str, Callable[[], Tensor]] = {}
+    for rules in (VISION, TEXT):
+        for rule in _filled(rules, left):
+            theirs = (rule.open_clip,) if names.scheme == OPEN_CLIP else rule.hugging_face
+            if not all(name in left for name in theirs):
+                continue
+            keys = [left.pop(name) for name in theirs]
+            tensors |= _moved(source, rule, keys, names.scheme, _TARGETS[to])
+    buffers = sorted(name for name, key in left.items() if source.tensors[key].dtype not in FLOATS)
+    unknown = sorted(set(left) - set(buffers))
+    if unknown:
+        raise InputError(
+            "CKPT-KEYS",
+            f"'{source.label}' has tensors without a name in {to}",
+            extra=[printable(name) for name in unknown[:8]],
+            fix="leave them out with --skip-key",
+        )
+    notes = (f"buffers that the model makes itself, left out: {', '.join(buffers)}",) if buffers else ()
+    return Conversion(tensors, notes)
+
+
+def _filled(rules: tuple[Rule, ...], names: Iterable[str]) -> list[Rule]:
+    return expanded(rules, layers_of(rules, names))
+
+
+def _moved(
+    source: WeightSource, rule: Rule, keys: list[str], scheme: str, target: str
+) -> dict[str, Callable[[], Tensor]]:
+    def whole() -> Tensor:
+        """In open_clip's form."""
+        tensors = [source.read(key) for key in keys]
+        turned = rule.transposed and scheme == HUGGING_FACE
+        tensors = [t.T.contiguous() if turned else t for t in tensors]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    if target == OPEN_CLIP:
+        return {rule.open_clip: whole}
+    count = len(rule.hugging_face)
+
+    def share(i: int) -> Tensor:
+        tensor = whole()
+        part = tensor if count == 1 else tensor.chunk(count)[i]
+        return (part.T if rule.transposed else part).contiguous()
+
+    return {name: partial(share, i) for i, name in enumerate(rule.hugging_face)}
+
+
+def _write(
+    path: Path, plan: Conversion, dtype: str | None, progress: Progress | None, *, overwrite: bool = False
+) -> None:
+    with atomic_file(path, overwrite=overwrite) as out:
+        writer = SafetensorsWriter(out.stream, header_room(plan.tensors))
+        for name, tensor in _cast_all(plan, dtype):
+            writer.add(name, tensor)
+            if progress:
+                progress(tensor.numel() * tensor.element_size())
+        writer.finish({"format": "pt"})
+
+
+def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor]]:
+    if dtype is not None and dtype not in _DTYPES:
+        raise UsageError("USAGE", f"there is no dtype '{dtype}'", expected=", ".join(_DTYPES))
+    for name, read in plan.tensors.items():
+        tensor = read()
+        if dtype is None or not tensor.is_floating_point():
+            yield name, tensor
+            continue
+        narrow = tensor.to(_DTYPES[dtype])
+        if bool((torch.isinf(narrow) & torch.isfinite(tensor)).any()):
+            raise NumericalError(
+                "VECTOR-RANGE",
+                f"a weight leaves the range of {dtype}",
+                key=name,
+                found=f"{float(tensor.abs().max()):.4g}",
+                fix="use --dtype bf16 or fp32",
+            )
+        yield name, narrow
+
+
+# configurations
+
+
+def _config(source: WeightSource, to: str, activation: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The configuration the other library needs; most of it can be read off the shapes."""
+    found = activation or source.info.config.activation
+    notes = []
+    if found is None:
+        raise UsageError(
+            "CKPT-ACTIVATION",
+            f"'{source.label}' does not say which activation it was trained with",
+            expected="quick_gelu (OpenAI's weights) or gelu",
+            fix="add --activation quick_gelu or --activation gelu",
+        )
+    towers = _towers(source)
+    if towers is None:
+        raise InputError(
+            "LAYOUT-CONVERT",
+            f"'{source.label}' holds an image encoder only; a whole model is needed",
+            fix="convert it with --to safetensors to keep its names",
+        )
+    vision, text = towers
+    for tower, key in ((vision, "vision"), (text, "text")):
+        if tower["heads"] is None:
+            tower["heads"] = max(1, tower["width"] // 64)
+            notes.append(f"{key} tower: {tower['heads']} attention heads, by CLIP's rule of width / 64")
+    make = _hugging_face_config if to == "huggingface" else _open_clip_config
+    return make(vision, text, found), notes
+
+
+def _towers(source: WeightSource) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    names = recognise(source.tensors)
+    shapes = {name: source.tensors[key].shape for name, key in names.keys.items()}
+    ours = names.scheme == OPEN_CLIP
+
+    def shape(rule: Rule) -> tuple[int, ...]:
+        found = shapes[rule.open_clip if ours else rule.hugging_face[0]]
+        return found[::-1] if rule.transposed and not ours else found
+
+    by_name = {rule.open_clip: rule for rules in (VISION, TEXT) for rule in _filled(rules, shapes)}
+    needed = ("visual.conv1.weight", "visual.proj", "token_embedding.weight", "text_projection")
+    if not all((n if ours else by_name[n].hugging_face[0]) in shapes for n in needed):
+        return None
+    heads = source.info.config.heads
+    conv, proj = shape(by_name["visual.conv1.weight"]), shape(by_name["visual.proj"])
+    positions = shape(by_name["visual.positional_embedding"])[0] - 1
+    vision = {
+        "width": conv[0],
+        "patch": conv[2],
+        "image": conv[2] * round(positions**0.5),
+        "layers": layers_of(VISION, shapes),
+        "mlp": shape(by_name["visual.transformer.resblocks.0.mlp.c_fc.weight"])[0],
+        "embed": proj[1],
+        "heads": heads[0],
+    }
+    vocabulary, width = shape(by_name["token_embedding.weight"])
+    text = {
+        "width": width,
+        "vocabulary": vocabulary,
+        "context": shape(by_name["positional_embedding"])[0],
+        "layers": layers_of(TEXT, shapes),
+        "mlp": shape(by_name["transformer.resblocks.0.mlp.c_fc.weight"])[0],
+        "heads": heads[1],
+    }
+    return vision, text
+
+
+def _hugging_face_config(vision: dict[str, Any], text: dict[str, Any], activation: str) -> dict[str, Any]:
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": vision["embed"],
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_act": activation,
+            "hidden_size": vision["width"],
+            "intermediate_size": vision["mlp"],
+            "num_hidden_layers": vision["layers"],
+            "num_attention_heads": vision["heads"],
+            "image_size": vision["image"],
+            "patch_size": vision["patch"],
+            "projection_dim": vision["embed"],
+        },
+        "text_config": {
+            "model_type": "clip_text_model",
+            "hidden_act": activation,
+            "hidden_size": text["width"],
+            "intermediate_size": text["mlp"],
+            "num_hidden_layers": text["layers"],
+            "num_attention_heads": text["heads"],
+            "max_position_embeddings": text["context"],
+            "vocab_size": text["vocabulary"],
+            "projection_dim": vision["embed"],
+            # CLIP's tokenizer ends a text with the vocabulary's last entry, which is also its pooled one
+            "bos_token_id": text["vocabulary"] - 2,
+            "eos_token_id": text["vocabulary"] - 1,
+        },
+    }
+
+
+def _open_clip_config(vision: dict[str, Any], text: dict[str, Any], activation: str) -> dict[str, Any]:
+    return {
+        "model_cfg": {
+            "embed_dim": vision["embed"],
+            "quick_gelu": activation == "quick_gelu",
+            "vision_cfg": {
+                "image_size": vision["image"],
+                "layers": vision["layers"],
+                "width": vision["width"],
+                "head_width": vision["width"] // vision["heads"],
+                "mlp_ratio": vision["mlp"] / vision["width"],
+                "patch_size": vision["patch"],
+            },
+            "text_cfg": {
+                "context_length": text["context"],
+                "vocab_size": text["vocabulary"],
+                "width": text["width"],
+                "heads": text["heads"],
+                "layers": text["layers"],
+                "mlp_ratio": text["mlp"] / text["width"],
+            },
+        },
+        "preprocess_cfg": {
+            "mean": [0.48145466, 0.4578275, 0.40821073],
+            "std": [0.26862954, 0.26130258, 0.27577711],
+        },
+    }

@@ -1,0 +1,218 @@
+"""What fine-tuning changed in one block: dense, low-rank or packed, behind one face."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from aniso.vectors.packing import Packing, unpack
+
+_CHUNK = 1 << 20  # elements; small enough to stay in cache, large enough to be fast
+
+
+class Delta(ABC):
+    """A difference to the base in one block. Immutable; computed with in 32-bit floats."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """A fresh float32 tensor of the block's shape."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes it takes as it is."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Delta:
+        """``factor`` times this."""
+
+    def plus(self, other: Delta) -> Delta:
+        return Dense(self.dense().add_(other.dense()))
+
+    def dot(self, other: Delta) -> float:
+        if isinstance(other, LowRank):
+            return other.dot(self)
+        a, b = self.dense().reshape(-1), other.dense().reshape(-1)
+        # chunks in double: a single float32 sum over millions of terms loses digits
+        pieces = (slice(start, start + _CHUNK) for start in range(0, a.numel(), _CHUNK))
+        return math.fsum(float(a[piece].double() @ b[piece].double()) for piece in pieces)
+
+    def norm(self) -> float:
+        return math.sqrt(max(0.0, self.dot(self)))
+
+    def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
+        """``base + coefficient * self`` as a fresh float32 tensor; 0 gives the base bit for bit."""
+        out = base.to(torch.float32, copy=True)
+        if coefficient != 0:  # adding 0 * delta would turn -0.0 into 0.0
+            out.add_(self.dense(), alpha=coefficient)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """Tuned values of the few elements that base + difference misses by a rounding."""
+
+    index: Tensor
+    value: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Dense(Delta):
+    """One number per element, in any float format."""
+
+    values: Tensor
+    exact: Exact | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.values.shape)
+
+    @property
+    def nbytes(self) -> int:
+        extra = 0 if self.exact is None else 12 * self.exact.index.numel()
+        return self.values.numel() * self.values.element_size() + extra
+
+    def dense(self) -> Tensor:
+        return self.values.to(torch.float32, copy=True)
+
+    def scaled(self, factor: float) -> Dense:
+        return self if factor == 1 else Dense(self.values.to(torch.float32) * factor)
+
+    def norm(self) -> float:
+        norm = float(torch.linalg.vector_norm(self.values, dtype=torch.float32))
+        # squares of very small or large numbers leave float32's range
+        return norm if 1e-15 < norm < 1e15 else super().norm()
+
+    def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
+        out = super().applied_to(base, coefficient)
+        if self.exact is not None and coefficient == 1:
+            out.reshape(-1)[self.exact.index] = self.exact.value
+        return out
+
+
+def difference(base: Tensor, tuned: Tensor) -> Dense:
+    """``tuned - base`` in float32, such that adding it back gives ``tuned`` bit for bit.
+
+    ``tuned`` is overwritten with the result: two tensors are in memory, not three.
+    """
+    flat_base, flat = base.reshape(-1), tuned.reshape(-1)
+    indices, values = [], []
+    for start in range(0, flat.numel(), _CHUNK):
+        b, t = flat_base[start : start + _CHUNK], flat[start : start + _CHUNK]
+        d = t - b
+        # compared as bits, so that -0.0 counts as missed where the sum is 0.0
+        missed = ((b + d).view(torch.int32) != t.view(torch.int32)).nonzero().reshape(-1)
+        if missed.numel():
+            values.append(t[missed])
+            indices.append(missed + start)
+        t.copy_(d)
+    exact = Exact(torch.cat(indices), torch.cat(values)) if indices else None
+    return Dense(flat.view(tuned.shape), exact)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """``scale * b @ a`` added to the rows of a block from ``start`` on."""
+
+    b: Tensor
+    a: Tensor
+    scale: float
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.b.shape[0]
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LowRank(Delta):
+    """A sum of low-rank terms, kept factored. Terms may fill different rows (query, key and value)."""
+
+    shape: tuple[int, ...]
+    terms: tuple[Term, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for term in self.terms for t in (term.a, term.b))
+
+    @property
+    def rank(self) -> int:
+        return sum(term.rank for term in self.terms)
+
+    def dense(self) -> Tensor:
+        rows = self.shape[0]
+        out = torch.zeros(rows, math.prod(self.shape[1:]))
+        for term in self.terms:
+            # PEFT multiplies first and scales then; keep its order to keep its rounding
+            out[term.start : term.stop] += (term.b.float() @ term.a.float()) * term.scale
+        return out.reshape(self.shape)
+
+    def scaled(self, factor: float) -> LowRank:
+        return LowRank(self.shape, tuple(Term(t.b, t.a, t.scale * factor, t.start) for t in self.terms))
+
+    def plus(self, other: Delta) -> Delta:
+        if isinstance(other, LowRank):
+            return LowRank(self.shape, (*self.terms, *other.terms))
+        return super().plus(other)
+
+    def dot(self, other: Delta) -> float:
+        if isinstance(other, LowRank):
+            return sum(_dot_terms(x, y) for x in self.terms for y in other.terms)
+        matrix = other.dense().reshape(self.shape[0], -1)
+        return sum(_dot_matrix(term, matrix) for term in self.terms)
+
+
+def _dot_terms(x: Term, y: Term) -> float:
+    """<Bx Ax, By Ay> over the rows both fill, without forming either product."""
+    start, stop = max(x.start, y.start), min(x.stop, y.stop)
+    if start >= stop:
+        return 0.0
+    bx = x.b[start - x.start : stop - x.start].double()
+    by = y.b[start - y.start : stop - y.start].double()
+    return float(((bx.T @ by) * (x.a.double() @ y.a.double().T)).sum()) * x.scale * y.scale
+
+
+def _dot_matrix(term: Term, matrix: Tensor) -> float:
+    rows = matrix[term.start : term.stop]
+    return float(((term.b.float().T @ rows).double() * term.a.double()).sum()) * term.scale
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Packed(Delta):
+    """Few bits per element with a scale per group, maybe on top of a mean that several vectors share."""
+
+    shape: tuple[int, ...]
+    packing: Packing
+    codes: Tensor
+    scales: Tensor
+    mean: Tensor | None = None
+    factor: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        # the mean is shared, so it is nobody's own
+        return self.codes.numel() * self.codes.element_size() + 2 * self.scales.numel()
+
+    def dense(self) -> Tensor:
+        numel = math.prod(self.shape)
+        out = unpack(self.codes, self.scales, self.packing, numel).reshape(self.shape)
+        if self.mean is not None:
+            out += self.mean.to(torch.float32)
+        return out if self.factor == 1.0 else out.mul_(self.factor)
+
+    def scaled(self, factor: float) -> Packed:
+        return Packed(self.shape, self.packing, self.codes, self.scales, self.mean, self.factor * factor)

@@ -1,0 +1,82 @@
+"""Whether a difference looks like fine-tuning of this base."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+from aniso.errors import InputError
+from aniso.vectors.block import Layout
+from aniso.weights.dtypes import relative_rounding
+
+# ‖difference‖ / ‖base‖ of a typical weight matrix: fine-tuning stays below a few per cent, two models
+# trained apart are at about sqrt(2).
+WARN_RATIO = 0.25
+REFUSE_RATIO = 0.8
+NOISE_WARNING = 0.05
+
+
+def judge(
+    name: str,
+    layout: Layout,
+    norms: Mapping[str, float],
+    base_norms: Mapping[str, float],
+    dtype: str | None = None,
+    *,
+    allow_distant: bool = False,
+) -> list[str]:
+    """Notes on a vector with these block norms; an error if it is no difference to this base."""
+    if not any(norms.values()):
+        raise InputError(
+            "VECTOR-ZERO",
+            f"'{name}' equals the base in every block: nothing was fine-tuned",
+            fix="check that the file is the fine-tuned model and not a copy of the base",
+        )
+    notes = []
+    zero = [block for block, norm in norms.items() if norm == 0]
+    if zero:
+        notes.append(f"{name}: {len(zero)} blocks did not change and are absent: {', '.join(zero[:4])}…")
+    notes += _distance(name, layout, norms, base_norms, allow_distant)
+    if dtype in ("F16", "BF16"):
+        notes += _noise(name, norms, base_norms, dtype)
+    return notes
+
+
+def _distance(
+    name: str,
+    layout: Layout,
+    norms: Mapping[str, float],
+    base_norms: Mapping[str, float],
+    allow_distant: bool,
+) -> list[str]:
+    # matrices only: biases may start at zero, where any change is large
+    ratios = {
+        b.name: norms[b.name] / base_norms[b.name]
+        for b in layout.blocks
+        if len(b.shape) > 1 and norms.get(b.name) and base_norms.get(b.name)
+    }
+    if not ratios:
+        return []
+    typical = statistics.median(ratios.values())
+    worst = max(ratios, key=ratios.__getitem__)
+    if typical > REFUSE_RATIO and not allow_distant:
+        raise InputError(
+            "VECTOR-DISTANT",
+            f"'{name}' is too far from the base to be fine-tuned from it",
+            found=f"a typical block changed by {typical:.0%} of its norm; {worst} by {ratios[worst]:.0%}",
+            expected=f"at most {REFUSE_RATIO:.0%}",
+            likely="the model was tuned from other pre-trained weights of the same shape",
+            fix="use the base that it was tuned from; --allow-distant if you are sure",
+        )
+    if typical > WARN_RATIO:
+        return [f"warning: {name}: a typical block changed by {typical:.0%} of its norm; is the base right?"]
+    return []
+
+
+def _noise(name: str, norms: Mapping[str, float], base_norms: Mapping[str, float], dtype: str) -> list[str]:
+    signal = math.sqrt(sum(n * n for n in norms.values()))
+    size = math.sqrt(sum(base_norms.get(block, 0.0) ** 2 for block in norms))
+    share = relative_rounding(dtype) * size / signal
+    text = f"{name}: stored as {dtype}, rounding is about {share:.1%} of the difference"
+    return [f"warning: {text}" if share > NOISE_WARNING else text]

@@ -1,0 +1,241 @@
+"""Reading files of vectors: the index at once, deltas when asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast, final
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from aniso.errors import InputError, printable
+from aniso.vectors.block import Block, Layout
+from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Packed, Term
+from aniso.vectors.origin import BaseInfo, Provenance
+from aniso.vectors.packing import Packing
+from aniso.vectors.segment_format import FORMAT, INDEX, SCHEMA, CellRecord, Index, TermRecord
+from aniso.weights import SafetensorsFile, TensorInfo
+from aniso.weights.dtypes import FLOATS
+from aniso.weights.files import RawFile
+
+_MAX_INDEX = 256 << 20
+
+
+@dataclass(frozen=True)
+class SegmentVector:
+    """One vector of a segment, unread."""
+
+    name: str
+    provenance: Provenance
+    norms: Mapping[str, float]
+    relative_error: float
+    cells: Mapping[str, Callable[[], Delta]]
+
+
+@final
+class Segment:
+    """A file of vectors: its index is read when opened, deltas when asked for."""
+
+    def __init__(self, file: SafetensorsFile, index: Index) -> None:
+        self._file = file
+        self.index = index
+        self.layout = Layout(
+            index.scheme, tuple(Block(b.name, b.shape, b.kind, b.depth) for b in index.blocks)
+        )
+        self.base = BaseInfo(
+            index.base.label, index.base.fingerprint, index.base.activation, index.base.norms
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> Segment:
+        file = SafetensorsFile(RawFile(path))
+        info = file.tensors.get(INDEX)
+        if file.metadata != FORMAT or info is None or info.nbytes > _MAX_INDEX:
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{file.label}' is not a file of task vectors",
+                found=f"metadata {printable(json.dumps(file.metadata), 100)}",
+                expected=json.dumps(FORMAT),
+                fix="make one with: aniso vector make --base BASE TUNED -o FILE",
+            )
+        try:
+            index = Index.model_validate_json(bytes(file.read(INDEX).numpy().tobytes()))
+            segment = cls(file, index)
+            segment._check()
+        except (ValidationError, ValueError, KeyError, IndexError) as e:
+            reason = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{file.label}' has an index that does not fit its content",
+                reason=printable(reason),
+                fix="build it again, or update aniso if it was written by a newer version",
+            ) from None
+        return segment
+
+    @property
+    def file(self) -> RawFile:
+        return self._file.files[0]
+
+    def vector(self, i: int) -> SegmentVector:
+        record = self.index.vectors[i]
+        cells = {
+            name: partial(self._cell, name, i)
+            for name, cell in self.index.cells.items()
+            if i in cell.dense or any(t.vector == i for t in cell.terms)
+        }
+        origin = Provenance(**record.origin.model_dump())
+        return SegmentVector(record.name, origin, record.norms, record.relative_error, cells)
+
+    def _cell(self, block: str, i: int) -> Delta:
+        return self.read(block, {i})[i]
+
+    def read(self, block: str, wanted: set[int]) -> dict[int, Delta]:
+        """The deltas of one block for the vectors wanted; for all of them it is one contiguous read."""
+        cell = self.index.cells.get(block)
+        if cell is None:
+            return {}
+        out: dict[int, Delta] = {}
+        rows = [row for row, i in enumerate(cell.dense) if i in wanted]
+        if rows:
+            for row, delta in self._read_dense(block, cell, rows[0], rows[-1] + 1):
+                if cell.dense[row] in wanted:
+                    out[cell.dense[row]] = delta
+        terms = [t for t in cell.terms if t.vector in wanted]
+        if terms:
+            out |= self._read_factors(block, terms)
+        return {i: out[i] for i in sorted(out)}
+
+    def _read_dense(self, block: str, cell: CellRecord, start: int, stop: int) -> Iterable[tuple[int, Delta]]:
+        shape = self.layout.by_name[block].shape
+        if cell.packed:
+            packing = cast(Packing, self.index.storage.packing)
+            codes = self._file.read_rows(f"{block}|codes", start, stop)
+            scales = self._file.read_rows(f"{block}|scales", start, stop)
+            mean = self._file.read(f"{block}|mean") if f"{block}|mean" in self._file.tensors else None
+            for k in range(stop - start):
+                yield start + k, Packed(shape, packing, codes[k], scales[k], mean)
+            return
+        values = self._file.read_rows(block, start, stop)
+        numel = math.prod(shape)
+        exact = self._exact(block, len(cell.dense) * numel)
+        for k in range(stop - start):
+            yield start + k, Dense(values[k], _slice(exact, start + k, numel))
+
+    def _exact(self, block: str, numel: int) -> Exact | None:
+        """Exact values of all vectors; ``numel`` is the number of elements they may point to."""
+        if f"{block}|exact.index" not in self._file.tensors:
+            return None
+        index = self._file.read(f"{block}|exact.index")
+        value = self._file.read(f"{block}|exact.value")
+        fits = (
+            (index.dtype, value.dtype) == (torch.int64, torch.float32)
+            and index.shape == value.shape == (index.numel(),)
+            and (index.numel() == 0 or (int(index[0]) >= 0 and int(index[-1]) < numel))
+            and bool((index[1:] > index[:-1]).all())
+        )
+        if not fits:
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{self._file.label}' has exact values without a place",
+                key=block,
+                fix="build it again",
+            )
+        return Exact(index, value)
+
+    def _read_factors(self, block: str, terms: list[TermRecord]) -> dict[int, Delta]:
+        shape = self.layout.by_name[block].shape
+        found: dict[int, tuple[Term, ...]] = {}
+        pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        for t in terms:
+            if len(terms) == 1:
+                a = self._file.read_rows(f"{block}|A.{t.group}", t.first, t.first + t.rank)
+                b = self._file.read_rows(f"{block}|B.{t.group}", t.first, t.first + t.rank)
+            else:
+                if t.group not in pairs:
+                    pairs[t.group] = (
+                        self._file.read(f"{block}|A.{t.group}"),
+                        self._file.read(f"{block}|B.{t.group}"),
+                    )
+                a, b = (factor[t.first : t.first + t.rank] for factor in pairs[t.group])
+            found[t.vector] = (*found.get(t.vector, ()), Term(b.T, a, t.scale, t.start))
+        return {i: LowRank(shape, own) for i, own in found.items()}
+
+    def _check(self) -> None:
+        """The index must describe the tensors that are there, and nothing else."""
+        index = self.index
+        if index.schema_version != SCHEMA:
+            raise ValueError(f"schema {index.schema_version}, this version reads {SCHEMA}")
+        expected = {INDEX}
+        for name, cell in index.cells.items():
+            block = self.layout.by_name[name]
+            expected |= self._check_cell(block, cell)
+        if expected != set(self._file.tensors):
+            odd = sorted(expected ^ set(self._file.tensors))
+            raise ValueError(f"tensors and index disagree on {', '.join(odd[:4])}")
+
+    def _check_cell(self, block: Block, cell: CellRecord) -> set[str]:
+        """The names of the tensors that make up a cell, once they have been found to fit."""
+        count, tensors = len(self.index.vectors), self._file.tensors
+        for i in (*cell.dense, *(t.vector for t in cell.terms)):
+            if not 0 <= i < count:
+                raise ValueError(f"block {block.name} names vector {i} of {count}")
+        expected = self._expected(block, cell)
+        for name, info in expected.items():
+            found = tensors[name]
+            if found.shape != info.shape or info.dtype not in (found.dtype, "F" * (found.dtype in FLOATS)):
+                raise ValueError(f"{name} is {found.dtype} {found.shape}, not {info.dtype} {info.shape}")
+        factors = {f"{block.name}|{f}.{t.group}" for t in cell.terms for f in "AB"}
+        for term in cell.terms:
+            self._check_term(block, term)
+        exact = {f"{block.name}|exact.index", f"{block.name}|exact.value"} & set(tensors)
+        return set(expected) | factors | exact
+
+    def _expected(self, block: Block, cell: CellRecord) -> dict[str, TensorInfo]:
+        """Shape and dtype ("F" for any float) of a cell's dense or packed tensors."""
+        n, name = len(cell.dense), block.name
+        if not cell.dense:
+            return {}
+        if not cell.packed:
+            return {name: TensorInfo("F", (n, *block.shape))}
+        packing = self.index.storage.packing
+        if packing is None:
+            raise ValueError(f"block {name} is packed in storage {self.index.storage}")
+        out = {
+            f"{name}|codes": TensorInfo("U8", (n, packing.code_bytes(block.numel))),
+            f"{name}|scales": TensorInfo("BF16", (n, packing.groups(block.numel))),
+        }
+        if self.index.storage.has_mean:
+            out[f"{name}|mean"] = TensorInfo("BF16", block.shape)
+        return out
+
+    def _check_term(self, block: Block, term: TermRecord) -> None:
+        rows, columns = block.matrix_shape
+        a = self._file.tensors[f"{block.name}|A.{term.group}"].shape
+        b = self._file.tensors[f"{block.name}|B.{term.group}"].shape
+        fits = (
+            len(a) == len(b) == 2
+            and a[0] == b[0]
+            and a[1] == columns
+            and 0 <= term.start <= rows - b[1]
+            and term.first >= 0
+            and 0 < term.rank <= a[0] - term.first
+        )
+        if not fits:
+            raise ValueError(f"a low-rank term of block {block.name} does not fit")
+
+
+def _slice(exact: Exact | None, row: int, numel: int) -> Exact | None:
+    """The entries of one vector; entries are sorted by vector."""
+    if exact is None:
+        return None
+    bounds = torch.tensor([row * numel, (row + 1) * numel], dtype=exact.index.dtype)
+    first, last = torch.searchsorted(exact.index, bounds).tolist()
+    if first == last:
+        return None
+    return Exact(exact.index[first:last] - row * numel, exact.value[first:last])

@@ -1,0 +1,282 @@
+"""Writing vectors to a file, block by block, in the memory of one block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aniso.errors import NumericalError
+from aniso.vectors.block import Block, Layout
+from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Term
+from aniso.vectors.origin import BaseInfo, Provenance
+from aniso.vectors.packing import GROUP, SMALL, Packing, Storage, pack, unpack
+from aniso.vectors.segment_format import (
+    FORMAT,
+    INDEX,
+    SCHEMA,
+    BaseRecord,
+    BlockRecord,
+    CellRecord,
+    Index,
+    OriginRecord,
+    TermRecord,
+    VectorRecord,
+)
+from aniso.weights import SafetensorsWriter, header_room
+from aniso.weights.atomic import HashedStream
+from aniso.weights.dtypes import NAMES
+from aniso.weights.files import Progress
+
+_CHUNK = GROUP << 14  # elements packed at a time
+
+
+class VectorLike(Protocol):
+    """What the writer needs of a vector."""
+
+    name: str
+    layout: Layout
+    relative_error: float
+
+    @property
+    def base(self) -> BaseInfo: ...
+    def __contains__(self, block: str) -> bool: ...
+    def __getitem__(self, block: str) -> Delta: ...
+    def concluded(self, norms: Mapping[str, float]) -> Provenance:
+        """The vector's provenance, now that all its norms are known."""
+
+
+def write_segment(
+    stream: HashedStream,
+    vectors: Sequence[VectorLike],
+    *,
+    storage: str = "fp32",
+    progress: Progress | None = None,
+) -> Index:
+    """Write vectors over one base, block by block. Cells that are zero are left out."""
+    kind = Storage(storage)
+    layout = vectors[0].layout
+    names = [f"{b.name}{end}" for b in layout.blocks for end in _NAME_ENDS]
+    writer = SafetensorsWriter(stream, header_room([*names, INDEX]))
+    cells: dict[str, CellRecord] = {}
+    measured = [_Measured() for _ in vectors]
+    for block in layout.blocks:
+        cell = _BlockWriter(writer, block, kind, progress)
+        cell.write(vectors)
+        if cell.record != CellRecord():
+            cells[block.name] = cell.record
+        for i, norm in cell.norms.items():
+            measured[i].norms[block.name] = norm
+            measured[i].stored[block.name] = cell.stored.get(i, norm)
+            measured[i].error += cell.errors.get(i, 0.0)
+    index = _index(kind, layout, vectors, cells, measured)
+    text = index.model_dump_json().encode()
+    writer.add(INDEX, torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    writer.finish(FORMAT)
+    return index
+
+
+_NAME_ENDS = ("", "|codes", "|scales", "|mean", "|exact.index", "|exact.value",
+              *(f"|{factor}.{group}" for factor in "AB" for group in range(8)))  # fmt: skip
+
+
+def _index(
+    storage: Storage,
+    layout: Layout,
+    vectors: Sequence[VectorLike],
+    cells: dict[str, CellRecord],
+    measured: list[_Measured],
+) -> Index:
+    records = []
+    for vector, own in zip(vectors, measured, strict=True):
+        origin = vector.concluded(own.norms)
+        kept = {block: own.stored[block] for block, norm in own.norms.items() if norm > 0}
+        lost = math.sqrt(own.error / max(sum(n * n for n in own.norms.values()), 1e-300))
+        # packing what was packed before: errors of independent roundings add up in squares
+        total = math.hypot(lost, vector.relative_error)
+        record = OriginRecord(**asdict(origin))
+        records.append(VectorRecord(name=vector.name, norms=kept, relative_error=total, origin=record))
+    base = vectors[0].base
+    return Index(
+        schema_version=SCHEMA,
+        storage=storage,
+        scheme=layout.scheme,
+        base=BaseRecord(
+            label=base.label,
+            fingerprint=base.fingerprint,
+            activation=base.activation,
+            norms=dict(base.norms),
+        ),
+        blocks=tuple(
+            BlockRecord(name=b.name, shape=b.shape, kind=b.kind, depth=b.depth) for b in layout.blocks
+        ),
+        vectors=tuple(records),
+        cells=cells,
+    )
+
+
+@dataclass
+class _Measured:
+    """What is learned of a vector while it is written."""
+
+    norms: dict[str, float] = field(default_factory=dict)
+    stored: dict[str, float] = field(default_factory=dict)
+    error: float = 0.0
+
+
+class _BlockWriter:
+    """Writes one block of all vectors."""
+
+    def __init__(
+        self, writer: SafetensorsWriter, block: Block, storage: Storage, progress: Progress | None
+    ) -> None:
+        self.writer = writer
+        self.block = block
+        self.storage = storage
+        self.packing = storage.packing if block.numel > SMALL else None
+        self.progress = progress
+        self.norms: dict[int, float] = {}
+        self.stored: dict[int, float] = {}  # norms of what packing left, where they differ
+        self.errors: dict[int, float] = {}
+        self.record = CellRecord()
+        self._dense: list[int] = []
+        self._factored: list[tuple[int, LowRank]] = []
+
+    def write(self, vectors: Sequence[VectorLike]) -> None:
+        present = [(i, v) for i, v in enumerate(vectors) if self.block.name in v]
+        mean = self._mean(present)
+        if mean is not None:
+            self.writer.add(f"{self.block.name}|mean", mean)
+        if self.packing is None:
+            self._stack(present)
+        else:
+            self._stack_packed(present, self.packing, mean)
+        terms = self._write_factors()
+        packed = self.packing is not None and bool(self._dense)
+        self.record = CellRecord(dense=tuple(self._dense), packed=packed, terms=tuple(terms))
+
+    def _deltas(self, present: Iterable[tuple[int, VectorLike]]) -> Iterable[tuple[int, Dense]]:
+        """Dense deltas one by one; low-rank ones are put aside, zero ones are dropped."""
+        for i, vector in present:
+            delta = vector[self.block.name]
+            self.norms[i] = delta.norm()
+            if self.progress:
+                self.progress(4 * self.block.numel)
+            if self.norms[i] == 0:
+                continue
+            if isinstance(delta, LowRank):
+                self._factored.append((i, delta))
+                continue
+            self._dense.append(i)
+            yield i, delta if isinstance(delta, Dense) else Dense(delta.dense())
+
+    def _stack(self, present: list[tuple[int, VectorLike]]) -> None:
+        dtype = self.storage.dtype if self.block.numel > SMALL else torch.float32
+        name = self.block.name
+        exact: list[Exact] = []
+        begun = False
+        for i, delta in self._deltas(present):
+            if not begun:
+                self.writer.begin(name, NAMES[dtype])
+                begun = True
+            if dtype is not torch.float32:
+                self._append_narrow(i, delta.values, dtype)
+                continue
+            self.writer.append(delta.values.float())
+            if delta.exact is not None:
+                offset = (len(self._dense) - 1) * self.block.numel
+                exact.append(Exact(delta.exact.index + offset, delta.exact.value))
+        if begun:
+            self.writer.end((len(self._dense), *self.block.shape))
+        if exact:
+            self.writer.add(f"{name}|exact.index", torch.cat([e.index for e in exact]))
+            self.writer.add(f"{name}|exact.value", torch.cat([e.value for e in exact]))
+
+    def _append_narrow(self, i: int, values: Tensor, dtype: torch.dtype) -> None:
+        error, size = 0.0, 0.0
+        flat = values.reshape(-1)
+        for start in range(0, flat.numel(), _CHUNK):
+            chunk = flat[start : start + _CHUNK]
+            narrow = chunk.to(dtype)
+            error += float(torch.linalg.vector_norm(narrow.float().sub_(chunk))) ** 2
+            size += float(torch.linalg.vector_norm(narrow.float())) ** 2
+            self.writer.append(narrow)
+        if not math.isfinite(error):
+            raise NumericalError(
+                "VECTOR-RANGE",
+                f"a difference in block '{self.block.name}' leaves the range of {NAMES[dtype]}",
+                found=f"{float(values.abs().max()):.4g}",
+                expected=f"at most {torch.finfo(dtype).max:.4g}",
+                fix="use --storage bf16 or fp32",
+            )
+        self.errors[i], self.stored[i] = error, math.sqrt(size)
+
+    def _stack_packed(
+        self, present: list[tuple[int, VectorLike]], packing: Packing, mean: Tensor | None
+    ) -> None:
+        name = self.block.name
+        scales: list[Tensor] = []
+        begun = False
+        for i, delta in self._deltas(present):
+            if not begun:
+                self.writer.begin(f"{name}|codes", "U8")
+                begun = True
+            scales.append(self._pack(i, delta.values.reshape(-1), packing, mean))
+        if begun:
+            self.writer.end((len(self._dense), packing.code_bytes(self.block.numel)))
+            self.writer.add(f"{name}|scales", torch.stack(scales))
+
+    def _pack(self, i: int, values: Tensor, packing: Packing, mean: Tensor | None) -> Tensor:
+        """Write one vector's codes; returns its scales. In pieces, so that it needs little memory."""
+        scales, error, size = [], 0.0, 0.0
+        for start in range(0, values.numel(), _CHUNK):
+            chunk = values[start : start + _CHUNK].float()
+            shared = mean.reshape(-1)[start : start + _CHUNK].float() if mean is not None else 0.0
+            codes, scale = pack(chunk - shared, packing)
+            kept = unpack(codes, scale, packing, chunk.numel()).add_(shared)
+            size += float(torch.linalg.vector_norm(kept)) ** 2
+            error += float(torch.linalg.vector_norm(kept.sub_(chunk))) ** 2
+            self.writer.append(codes)
+            scales.append(scale)
+        self.errors[i], self.stored[i] = error, math.sqrt(size)
+        return torch.cat(scales)
+
+    def _mean(self, present: list[tuple[int, VectorLike]]) -> Tensor | None:
+        """The mean of the dense vectors, where the storage wants one; this reads them once more."""
+        if not self.storage.has_mean or self.packing is None:
+            return None
+        total, count = torch.zeros(self.block.shape), 0
+        for _, vector in present:
+            delta = vector[self.block.name]
+            if not isinstance(delta, LowRank):
+                total += delta.dense()
+                count += 1
+        return total.div_(count).to(torch.bfloat16) if count else None
+
+    def _write_factors(self) -> list[TermRecord]:
+        groups: dict[tuple[int, torch.dtype], list[tuple[int, Term]]] = {}
+        for i, delta in self._factored:
+            for term in delta.terms:
+                groups.setdefault((term.b.shape[0], term.a.dtype), []).append((i, term))
+        records = []
+        for group, members in enumerate(groups.values()):
+            first = 0
+            for i, term in members:
+                record = TermRecord(
+                    vector=i,
+                    group=group,
+                    first=first,
+                    rank=term.rank,
+                    start=term.start,
+                    scale=term.scale,
+                )
+                records.append(record)
+                first += term.rank
+            self.writer.add(f"{self.block.name}|A.{group}", torch.cat([t.a for _, t in members]))
+            b = torch.cat([t.b.to(t.a.dtype).T for _, t in members])
+            self.writer.add(f"{self.block.name}|B.{group}", b)
+        return sorted(records, key=lambda r: r.vector)

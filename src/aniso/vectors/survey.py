@@ -1,0 +1,118 @@
+"""What a file holds, for people to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aniso.vectors.block import Layout
+from aniso.vectors.block_source import BlockSource
+from aniso.weights import PeftAdapter, WeightSource
+from aniso.weights.files import Progress
+from aniso.weights.fingerprint import tensor_hash
+
+
+@dataclass(frozen=True)
+class SurveyedTensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A source at a glance."""
+
+    label: str
+    format: str
+    nbytes: int
+    notes: tuple[str, ...]
+    calls: tuple[str, ...]
+    classes: tuple[str, ...]
+    layout: Layout
+    tensors: tuple[SurveyedTensor, ...]
+    activation: str | None = None
+    revision: str | None = None
+    sha256: str = ""
+    fingerprint: str = ""
+
+    @property
+    def outside(self) -> int:
+        return len(self.layout.outside)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "format": self.format,
+            "bytes": self.nbytes,
+            "notes": list(self.notes),
+            "would_call": list(self.calls),
+            "classes": list(self.classes),
+            "activation": self.activation,
+            "revision": self.revision,
+            "sha256": self.sha256 or None,
+            "fingerprint": self.fingerprint or None,
+            "naming": self.layout.scheme,
+            "blocks": [
+                {
+                    "name": b.name,
+                    "kind": b.kind.value,
+                    "depth": b.depth,
+                    "shape": list(b.shape),
+                    "tensors": [part.key for part in b.parts],
+                }
+                for b in self.layout.blocks
+            ],
+            "outside": [
+                {"name": part.key, "kind": b.kind.value} for b in self.layout.outside for part in b.parts
+            ],
+            "tensors": [
+                {
+                    "name": t.name,
+                    "dtype": t.dtype,
+                    "shape": list(t.shape),
+                    "sha256": t.sha256 or None,
+                }
+                for t in self.tensors
+            ],
+        }
+
+
+def survey_source(
+    source: WeightSource,
+    *,
+    hashes: bool = False,
+    allow_nonfinite: bool = False,
+    progress: Progress | None = None,
+) -> Survey:
+    """Look at a source; with ``hashes``, read all of it, and refuse what is not finite unless allowed."""
+    adapter = isinstance(source, PeftAdapter)
+    layout = Layout.of(source, scheme="plain" if adapter else "auto")
+    sha256, fingerprint = "", ""
+    values: dict[str, str] = {}
+    if hashes:
+        sha256 = source.sha256(progress)
+        values = {
+            name: tensor_hash(source.read(name)) for name, info in source.tensors.items() if info.is_float
+        }
+        if not adapter:
+            fingerprint = BlockSource(source, finite=not allow_nonfinite).identity().fingerprint
+    report = source.info.pickle
+    return Survey(
+        source.label,
+        source.info.format,
+        source.nbytes,
+        source.info.notes,
+        report.calls if report else (),
+        report.classes if report else (),
+        layout,
+        tuple(
+            SurveyedTensor(name, info.dtype, info.shape, values.get(name, ""))
+            for name, info in source.tensors.items()
+        ),
+        source.info.config.activation,
+        source.info.revision,
+        sha256,
+        fingerprint,
+    )
