@@ -115,6 +115,12 @@ def test_nothing_is_overwritten_without_asking(tmp_path, refused, write):
     assert names(tmp_path) == ["out"]
 
 
+def test_the_work_does_not_begin_where_a_file_may_not_be_overwritten(tmp_path, refused):
+    (tmp_path / "out").write_text("old")
+    with refused("OUT-EXISTS", 2), atomic_file(tmp_path / "out"):
+        pytest.fail("an hour of work")
+
+
 def test_a_file_that_appears_meanwhile_is_not_overwritten_either(tmp_path, refused):
     with refused("OUT-EXISTS", 2), atomic_file(tmp_path / "out") as out:
         out.stream.write(b"ours")

@@ -451,7 +451,7 @@ def test_a_file_rewritten_while_open_is_noticed(tmp_path, refused):
 
 
 @pytest.mark.parametrize("left", [0, -1, None], ids=["empty", "one byte less", "no second tensor"])
-def test_a_file_truncated_while_open_is_noticed(tmp_path, refused, left):
+def test_a_file_truncated_while_open_is_noticed(tmp_path, refused, no_hang, left):
     path = tmp_path / "file"
     end = save_two(path)
     source = open_weights(path)
@@ -486,7 +486,7 @@ def test_a_file_replaced_by_another_is_still_the_one_that_was_opened(tmp_path):
 
 
 @pytest.mark.parametrize("save", [save_torch, save_legacy])
-def test_checkpoints_that_change_are_noticed_too(tmp_path, refused, save):
+def test_checkpoints_that_change_are_noticed_too(tmp_path, refused, no_hang, save):
     save(tmp_path / "file")
     source = open_weights(tmp_path / "file")
     os.truncate(tmp_path / "file", 100)

@@ -106,8 +106,7 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> Mapping[str, Calla
             touched.setdefault(place.block.name, []).append(make(place))
 
     for update in adapter.updates:
-        key = find.weight_of(update.module)
-        add(key, partial(_product, adapter, update), update.a)
+        add(f"{update.module}.weight", partial(_product, adapter, update), update.a)
         if update.bias is not None:
             add(f"{update.module}.bias", partial(_Bias, update), update.bias)
     for key, name in adapter.replacements.items():
@@ -216,10 +215,6 @@ class _Finder:
         # the same model under a wrapper: one name is the end of the other, and only one is
         close = [k for k in self.layout.places if k.endswith(f".{key}") or key.endswith(f".{k}")]
         return self.layout.places[close[0]] if len(close) == 1 else ()
-
-    def weight_of(self, module: str) -> str:
-        fused = f"{module}.in_proj_weight"  # torch's own attention has no submodule for it
-        return fused if self(fused) else f"{module}.weight"
 
     def _block_places(self, name: str) -> tuple[Place, ...]:
         """A block by its open_clip name, or its thirds where they are blocks of their own."""

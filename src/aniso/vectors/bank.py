@@ -361,7 +361,8 @@ class Bank:
     @property
     def notes(self) -> list[str]:
         """What was said of the vectors when they were made."""
-        return [note for vector in self._vectors.values() for note in vector.notes] + self._duplicates()
+        said = [_named(name, note) for name, vector in self._vectors.items() for note in vector.notes]
+        return said + self._duplicates()
 
     def _expected_bytes(self, storage: Storage) -> int:
         dense = storage.bytes_per_element(len(self))
@@ -408,6 +409,11 @@ class Bank:
             expected=", ".join(self.names),
             fix="aniso bank ls",
         )
+
+
+def _named(name: str, note: str) -> str:
+    warning = "warning: " if note.startswith("warning: ") else ""
+    return f"{warning}{name}: {note.removeprefix('warning: ')}"
 
 
 def _check_name(name: str) -> None:

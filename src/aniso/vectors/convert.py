@@ -52,10 +52,10 @@ def convert(
         return (*source.info.notes, *plan.notes)
     plan = renamed(source, to)
     config, notes = _config(source, to, activation)
-    with atomic_directory(out, overwrite=overwrite) as partial:
-        _write(partial / _FILES[to], plan, dtype, progress)
+    with atomic_directory(out, overwrite=overwrite) as unfinished:
+        _write(unfinished / _FILES[to], plan, dtype, progress)
         name = "config.json" if to == "huggingface" else "open_clip_config.json"
-        write_text(partial / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
+        write_text(unfinished / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
     return (*source.info.notes, *plan.notes, *notes)
 
 

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
+import numpy
 import torch
 from torch import Tensor
 
 from aniso.vectors.packing import Packing, unpack
 
-_CHUNK = 1 << 20  # elements; small enough to stay in cache, large enough to be fast
+_CHUNK = 1 << 18  # elements; small enough to stay in cache, large enough to be fast
 
 
 class Delta(ABC):
@@ -104,12 +105,17 @@ def difference(base: Tensor, tuned: Tensor) -> Dense:
     ``tuned`` is overwritten with the result: two tensors are in memory, not three.
     """
     flat_base, flat = base.reshape(-1), tuned.reshape(-1)
+    # two small buffers that stay in cache; fresh ones would cost more than the arithmetic
+    buffers = torch.empty(2, min(_CHUNK, flat.numel()))
     indices, values = [], []
     for start in range(0, flat.numel(), _CHUNK):
         b, t = flat_base[start : start + _CHUNK], flat[start : start + _CHUNK]
-        d = t - b
+        d, total = buffers[:, : t.numel()]
+        torch.sub(t, b, out=d)
+        torch.add(b, d, out=total)
         # compared as bits, so that -0.0 counts as missed where the sum is 0.0
-        missed = ((b + d).view(torch.int32) != t.view(torch.int32)).nonzero().reshape(-1)
+        differ = total.view(torch.int32) != t.view(torch.int32)
+        missed = torch.from_numpy(numpy.flatnonzero(differ.numpy()))  # torch's own is five times slower
         if missed.numel():
             values.append(t[missed])
             indices.append(missed + start)

@@ -36,11 +36,16 @@ def judge(
     notes = []
     zero = [block for block, norm in norms.items() if norm == 0]
     if zero:
-        notes.append(f"{name}: {len(zero)} blocks did not change and are absent: {', '.join(zero[:4])}…")
+        notes.append(_listed(zero))
     notes += _distance(name, layout, norms, base_norms, allow_distant)
     if dtype in ("F16", "BF16"):
-        notes += _noise(name, norms, base_norms, dtype)
+        notes += _noise(norms, base_norms, dtype)
     return notes
+
+
+def _listed(zero: list[str]) -> str:
+    more = ", …" if len(zero) > 4 else ""
+    return f"{len(zero)} blocks did not change and are absent: {', '.join(zero[:4])}{more}"
 
 
 def _distance(
@@ -70,13 +75,13 @@ def _distance(
             fix="use the base that it was tuned from; --allow-distant if you are sure",
         )
     if typical > WARN_RATIO:
-        return [f"warning: {name}: a typical block changed by {typical:.0%} of its norm; is the base right?"]
+        return [f"warning: a typical block changed by {typical:.0%} of its norm; is the base right?"]
     return []
 
 
-def _noise(name: str, norms: Mapping[str, float], base_norms: Mapping[str, float], dtype: str) -> list[str]:
+def _noise(norms: Mapping[str, float], base_norms: Mapping[str, float], dtype: str) -> list[str]:
     signal = math.sqrt(sum(n * n for n in norms.values()))
     size = math.sqrt(sum(base_norms.get(block, 0.0) ** 2 for block in norms))
     share = relative_rounding(dtype) * size / signal
-    text = f"{name}: stored as {dtype}, rounding is about {share:.1%} of the difference"
+    text = f"stored as {dtype}, rounding is about {share:.1%} of the difference"
     return [f"warning: {text}" if share > NOISE_WARNING else text]

@@ -91,7 +91,9 @@ class TaskVector:
 
         def judgement(norms: Mapping[str, float]) -> list[str]:
             known = blocks.identity().norms
-            return judge(name, blocks.layout, norms, known, provenance.dtype, allow_distant=allow_distant)
+            # an adapter is a difference by itself: its size says nothing about the base it came from
+            distant = allow_distant or isinstance(source, PeftAdapter)
+            return judge(name, blocks.layout, norms, known, provenance.dtype, allow_distant=distant)
 
         vector = cls(name, blocks.layout, blocks.identity, cells, provenance, judgement=judgement)
         return vector.checked(progress) if check else vector
@@ -350,11 +352,11 @@ def _from_adapter(
         base.label.partition("@")[0],
     ):
         notes.append(
-            f"warning: {name} says it was trained on '{printable(trained_on, 80)}', the base is "
+            f"warning: says it was trained on '{printable(trained_on, 80)}', the base is "
             f"'{short_label(base.source)}'"
         )
     untouched = len(base.layout.blocks) - len(cells)
-    notes.append(f"{name}: {len(cells)} blocks updated, {untouched} absent")
+    notes.append(f"{len(cells)} blocks updated, {untouched} absent")
     provenance = Provenance(
         short_label(adapter),
         adapter.info.format,

@@ -80,6 +80,7 @@ REFUSED = {
 }
 _KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERN = 512
+_MAX_NUMBER = 1e6
 
 _LORA_KEY = re.compile(
     r"^(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
@@ -179,6 +180,12 @@ class PeftAdapter(WeightSource):
             if match is None:
                 replacements[_base_name(key)] = key
                 continue
+            if ".base_layer.out_proj" in match["module"]:
+                raise _refusal(
+                    self.label,
+                    "LoRA on torch's MultiheadAttention: PEFT up to 0.21 adds its output projection's update "
+                    "twice (peft pull request 3774), so the file alone does not tell the model",
+                )
             # an adapter's name may stand between the part and ".weight"
             suffix = ".bias" if (match["rest"] or "").split(".")[-1] == "bias" else ""
             parts.setdefault(_base_name(match["module"]), {})[match["part"] + suffix] = key
@@ -282,10 +289,10 @@ def _refusal(label: str, found: str) -> InputError:
 
 
 def _number(value: object, kind: type[int] | type[float]) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
-    if value <= 0 and kind is int:
-        raise ValueError(f"{value!r} is not a rank")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
+        raise ValueError(f"{printable(value, 40)} is not a usable number")
+    if kind is int and (value <= 0 or int(value) != value):
+        raise ValueError(f"{value} is not a rank")
     return kind(value)
 
 

@@ -1,0 +1,97 @@
+"""What the README tells people to type works, in the order it tells it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from aniso.errors import EXPLANATIONS
+from aniso.weights import save_safetensors
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def snippets(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """The files the README speaks of."""
+    peft = pytest.importorskip("peft")
+    model = tiny.hf_clip()
+    base = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "base")
+    save_safetensors(tmp_path / "cars.safetensors", tiny.tuned_vision(base, tiny.is_hf_vision, 1))
+    (tmp_path / "legacy").mkdir()
+    torch.save(tiny.tuned_vision(base, tiny.is_hf_vision, 2), tmp_path / "legacy/dtd.pt")
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=r"vision_model.*fc1"))
+    with torch.no_grad():
+        for name, parameter in lora.named_parameters():
+            if "lora" in name:
+                parameter.normal_(0, 0.02)
+    lora.save_pretrained(tmp_path / "loras/sun397")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_aniso_command_in_the_readme_runs(shelf, aniso):
+    lines = [line for block in snippets("sh") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("aniso ")]
+    assert len(commands) >= 4
+    for command in commands:
+        ran = aniso(*command)
+        assert ran.code == 0, (command, ran.err)
+
+
+def test_the_python_snippet_runs(shelf, capsys):
+    (code,) = snippets("python")
+    scope: dict[str, object] = {}
+    exec(code, scope)  # noqa: S102
+    assert set(scope["state_dict"]) == set(scope["exact"])
+    assert "visual." in capsys.readouterr().out
+
+
+def test_the_two_commands_are_in_the_makefile():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [shlex.split(line, comments=True)[1] for line in snippets("sh")[0].splitlines()]
+    assert targets == ["demo", "test"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_the_error_shown_is_the_error_made(shelf, aniso):
+    (shown,) = snippets("text")
+    wide = {k: torch.cat([v, v]) if v.ndim else v for k, v in _state(shelf / "base").items()}
+    save_safetensors(shelf / "vit-l-14.safetensors", wide)
+    ran = aniso("vector", "make", "vit-l-14.safetensors", "--base", "base", "-o", "v")
+    words = [line.split()[0] for line in shown.strip().splitlines()]
+    assert [line.split()[0] for line in ran.err.strip().splitlines()] == words
+    assert shown.splitlines()[0] == ran.err.splitlines()[0]
+
+
+def _state(path):
+    from aniso.weights import open_weights
+
+    source = open_weights(path)
+    return {k: source.read(k) for k in source.tensors}
+
+
+def test_links_lead_somewhere():
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert link.startswith("https://") or (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_exit_codes_listed_are_those_of_the_errors():
+    from aniso import errors
+
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AnisoError)]
+    (listed,) = re.findall(r"Exit codes: (.*?)\. `--json`", README)
+    assert {int(n) for n in re.findall(r"\b(\d)\b", listed)} == {0} | {c.exit_code for c in classes}
+    assert len(EXPLANATIONS) > 40

@@ -1,0 +1,216 @@
+"""Fault table E: adapters that would be misread. Exact merges are in tests/parity/test_peft.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import tiny
+from aniso.vectors import Bank, TaskVector
+from aniso.weights import open_weights, save_safetensors
+
+peft = pytest.importorskip("peft")
+TARGETS = r"vision_model.*\.(q_proj|fc1)"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A base and an adapter on it."""
+    root = tmp_path_factory.mktemp("lora")
+    model = tiny.hf_clip()
+    base = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora" in name:
+                parameter.normal_(0, 0.05)
+    wrapped.save_pretrained(root / "lora")
+    save_safetensors(root / "base.safetensors", base)
+    return base, root
+
+
+@pytest.fixture
+def lora(made, tmp_path):
+    """A copy to spoil."""
+    shutil.copytree(made[1] / "lora", tmp_path / "lora")
+    return tmp_path / "lora"
+
+
+def configure(lora, **changes):
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(lora, change):
+    source = open_weights(lora / "adapter_model.safetensors")
+    tensors = {k: source.read(k) for k in source.tensors}
+    save_safetensors(lora / "adapter_model.safetensors", change(tensors), overwrite=True)
+
+
+def test_the_unspoilt_adapter_is_read(made, lora):
+    assert len(TaskVector.between(made[0], lora).blocks) == 2 * tiny.LAYERS
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("target_parameters", ["experts.weight"], "bare parameters"),
+        ("trainable_token_indices", [1, 2], "trainable tokens"),
+        ("layer_replication", [[0, 2]], "replicated layers"),
+        ("alora_invocation_tokens", [5], "aLoRA"),
+        ("use_qalora", True, "QALoRA"),
+        ("arrow_config", {"top_k": 2}, "Arrow"),
+        ("peft_type", "LOHA", "peft_type LOHA"),
+        ("peft_type", "IA3", "peft_type IA3"),
+        ("peft_type", None, "peft_type"),
+        ("a_future_setting", {"x": 1}, "a_future_setting"),
+    ],
+)
+def test_e2_what_is_not_supported_is_refused_by_name(made, lora, refused, field, value, named):
+    configure(lora, **{field: value})
+    with refused("LORA-KIND", 3, named):
+        TaskVector.between(made[0], lora)
+
+
+def test_e2_settings_that_do_not_change_the_update_are_accepted(made, lora):
+    configure(lora, lora_dropout=0.5, inference_mode=False, a_future_setting=None, revision="main")
+    TaskVector.between(made[0], lora)
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "new"])
+def test_e3_initialisations_that_change_the_base_are_refused(made, lora, refused, init):
+    configure(lora, init_lora_weights=init)
+    with refused("LORA-INIT", 3, init, "path_initial_model_for_weight_conversion"):
+        TaskVector.between(made[0], lora)
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_e3_initialisations_that_keep_the_base_are_read(made, lora, init):
+    configure(lora, init_lora_weights=init)
+    TaskVector.between(made[0], lora)
+
+
+def test_e4_a_key_without_a_place_is_an_error(made, lora, aniso, tmp_path):
+    rewrite(lora, lambda t: t | {k.replace("layers.0", "layers.7"): v for k, v in t.items()})
+    ran = aniso("bank", "build", "--base", made[1] / "base.safetensors", lora, "-o", tmp_path / "bank")
+    assert ran.code == 3
+    assert "LORA-KEYS" in ran.err
+    assert "layers.7" in ran.err
+    assert not (tmp_path / "bank").exists()
+    fixed = aniso("bank", "build", "--base", made[1] / "base.safetensors", lora, "-o", tmp_path / "bank",
+                  "--skip-key", "*layers.7*")  # fmt: skip
+    assert fixed.code == 0
+    assert "left out on request" in fixed.err
+
+
+def test_e4_adapters_with_other_targets_form_a_union(made, lora, tmp_path):
+    base, _ = made
+    model = tiny.hf_clip()
+    other = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=r"vision_model.*fc2"))
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if "lora" in name:
+                parameter.normal_(0, 0.05)
+    other.save_pretrained(tmp_path / "other")
+    bank = Bank.build(base, {"a": lora, "b": tmp_path / "other"}, to=tmp_path / "bank")
+    touched = {name: {b.name for b in bank[name].blocks} for name in bank}
+    assert not touched["a"] & touched["b"]
+    assert len(touched["a"] | touched["b"]) == 3 * tiny.LAYERS
+    assert any("absent" in note for note in bank.notes)
+
+
+@pytest.mark.parametrize("named", ["someone/other-model", "/home/author/secret/base", None])
+def test_e5_the_named_base_is_compared_and_never_opened(made, lora, named, monkeypatch):
+    configure(lora, base_model_name_or_path=named)
+    opened = []
+    import os
+
+    original = os.open
+    monkeypatch.setattr(os, "open", lambda p, *a, **k: opened.append(str(p)) or original(p, *a, **k))
+    vector = TaskVector.between(made[0], lora)
+    assert not [p for p in opened if named and named in p]
+    warned = [note for note in vector.notes if note.startswith("warning:")]
+    assert bool(warned) == (named is not None)
+
+
+def test_e6_only_a_or_only_b(made, lora, refused):
+    rewrite(lora, lambda t: {k: v for k, v in t.items() if "layers.0.mlp.fc1.lora_B" not in k})
+    with refused("LORA-KEYS", 3, "layers.0.mlp.fc1", "lora_B"):
+        TaskVector.between(made[0], lora)
+
+
+def test_e6_rank_of_config_and_tensors_differ(made, lora, refused):
+    configure(lora, r=8)
+    with refused("LORA-RANK", 3, "rank 8", "rank_pattern"):
+        TaskVector.between(made[0], lora)
+
+
+@pytest.mark.parametrize("r", [0, -1, 2.5, "4", None, True, 1e400])
+def test_e6_nonsense_in_the_configuration(made, lora, aniso, tmp_path, r):
+    configure(lora, r=r if r != 1e400 else 10**400)
+    ran = aniso("vector", "make", "--base", made[1] / "base.safetensors", lora, "-o", tmp_path / "v")
+    assert ran.code == 3
+    assert "LORA-" in ran.err
+
+
+@pytest.mark.parametrize("adapter", ["default", "weight", "lora_A", "my.adapter"])
+def test_e6_an_adapters_own_name_in_its_keys(made, lora, adapter):
+    expected = TaskVector.between(made[0], lora)
+    rewrite(lora, lambda t: {k.replace(".weight", f".{adapter}.weight"): v for k, v in t.items()})
+    vector = TaskVector.between(made[0], lora)
+    assert dict(vector.norms) == dict(expected.norms)
+
+
+def test_e6_a_pickled_adapter_is_read_without_running_it(made, lora, refused, tmp_path):
+    source = open_weights(lora)
+    tensors = {k: source.read(k) for k in source.tensors}
+    expected = TaskVector.between(made[0], lora)
+    (lora / "adapter_model.safetensors").unlink()
+    torch.save(tensors, lora / "adapter_model.bin")
+    assert dict(TaskVector.between(made[0], lora).norms) == dict(expected.norms)
+    marker = tmp_path / "marker"
+
+    class Evil:
+        def __reduce__(self):
+            return marker.write_text, ("x",)
+
+    torch.save(tensors | {"evil": Evil()}, lora / "adapter_model.bin")
+    with refused("PICKLE-CALL", 4):
+        TaskVector.between(made[0], lora)
+    assert not marker.exists()
+
+
+def test_e7_identity(made, lora):
+    base, _ = made
+    model = tiny.hf_clip()
+    merged = peft.PeftModel.from_pretrained(model, lora).merge_and_unload().state_dict()
+    vector = TaskVector.between(base, lora)
+    one, zero, minus = (vector.apply(base, c) for c in (1.0, 0.0, -1.0))
+    for key in base:
+        assert torch.allclose(one[key], merged[key], rtol=0, atol=1e-6)
+        assert torch.equal(zero[key], base[key])
+        assert torch.allclose(one[key] + minus[key], 2 * base[key], atol=1e-5)
+
+
+def test_e9_other_formats_are_recognised(tmp_path, aniso, made):
+    save_safetensors(tmp_path / "kohya.safetensors", {
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": torch.zeros(4, 8),
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": torch.zeros(8, 4),
+    })  # fmt: skip
+    ran = aniso("inspect", tmp_path / "kohya.safetensors")
+    assert ran.code == 3
+    assert "kohya" in ran.err
+
+
+def test_an_adapter_is_not_a_base(made, lora, refused):
+    with refused("LORA-KIND", 3, "is an adapter, not a model"):
+        TaskVector.between(lora, made[0])
+
+
+def test_an_adapter_for_a_model_of_another_size(made, lora, refused):
+    rewrite(lora, lambda t: {k: v.repeat(1, 2) if "lora_A" in k else v for k, v in t.items()})
+    with refused("CKPT-SHAPE", 3, "fc1"):
+        TaskVector.between(made[0], lora)

@@ -1,0 +1,168 @@
+"""Task vectors: the identities they are defined by, arithmetic, files."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import tiny
+from aniso.vectors import BlockSource, Layout, TaskVector
+from aniso.weights import TensorMap, save_safetensors
+
+
+def equal(a, b):
+    return set(a) == set(b) and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.fixture
+def pair():
+    base = tiny.plain()
+    return base, tiny.tuned(base)
+
+
+def test_one_is_the_tuned_model_and_zero_the_base_bit_for_bit(pair, tmp_path):
+    base, tuned = pair
+    save_safetensors(tmp_path / "base.safetensors", base)
+    save_safetensors(tmp_path / "tuned.safetensors", tuned)
+    vector = TaskVector.between(tmp_path / "base.safetensors", tmp_path / "tuned.safetensors")
+    assert equal(vector.apply(base, 1.0), tuned)
+    assert equal(vector.apply(base, 0.0), base)
+    vector.save(tmp_path / "v.safetensors")
+    assert equal(TaskVector.load(tmp_path / "v.safetensors").apply(base), tuned)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1e-4, 0.02, 0.2]))
+@settings(deadline=None, max_examples=20)
+def test_one_is_the_tuned_model_for_any_weights(seed, scale):
+    base = tiny.plain(seed)
+    tuned = tiny.tuned(base, seed + 1, scale)
+    assert equal(TaskVector.between(base, tuned).apply(base), tuned)
+
+
+def test_half_precision_checkpoints_are_reproduced_in_float32(pair):
+    base, tuned = pair
+    for dtype in (torch.float16, torch.bfloat16):
+        narrow = {k: v.to(dtype) if v.is_floating_point() else v for k, v in tuned.items()}
+        applied = TaskVector.between(base, narrow).apply(base)
+        assert all(torch.equal(applied[k], narrow[k].to(base[k].dtype)) for k in base)
+
+
+def test_arithmetic_against_plain_tensors(pair):
+    base, tuned = pair
+    other = tiny.tuned(base, 7)
+    a, b = (TaskVector.between(base, t, name=n) for t, n in ((tuned, "a"), (other, "b")))
+    key = "layers.1.fc.weight"
+    da, db = tuned[key] - base[key], other[key] - base[key]
+    assert torch.allclose((a + b)[key].dense(), da + db)
+    assert torch.allclose((a - b)[key].dense(), da - db, atol=1e-7)
+    assert torch.allclose((2 * a)[key].dense(), 2 * da)
+    assert torch.allclose((-a)[key].dense(), -da)
+    flat = [
+        torch.cat([(t[k] - base[k]).reshape(-1) for k in base if k != "steps"]).double()
+        for t in (tuned, other)
+    ]
+    assert a.dot(b) == pytest.approx(float(flat[0] @ flat[1]), rel=1e-6, abs=1e-12)
+    assert a.norm() == pytest.approx(float(flat[0].norm()), rel=1e-6)
+    expected = float(flat[0] @ flat[1] / flat[0].norm() / flat[1].norm())
+    assert a.cosine(b) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    assert a.cosine(a) == pytest.approx(1.0)
+    assert a.cosine(-a) == pytest.approx(-1.0)
+
+
+def test_vectors_over_different_bases_do_not_mix(pair, refused):
+    base, tuned = pair
+    other = tiny.plain(5)
+    with refused("VECTOR-BASE", 3):
+        TaskVector.between(base, tuned) + TaskVector.between(other, tiny.tuned(other))
+    with refused("BANK-LAYOUT", 3):
+        smaller = {k: v for k, v in base.items() if not k.startswith("layers.2")}
+        TaskVector.between(base, tuned).dot(TaskVector.between(smaller, tiny.tuned(smaller)))
+
+
+def test_unchanged_blocks_are_absent(pair, tmp_path):
+    base, tuned = pair
+    tuned["layers.0.fc.weight"] = base["layers.0.fc.weight"].clone()
+    vector = TaskVector.between(base, tuned)
+    assert "layers.0.fc.weight" not in vector
+    assert any("did not change" in note for note in vector.notes)
+    assert equal(vector.apply(base), tuned)
+    vector.save(tmp_path / "v.safetensors")
+    assert "layers.0.fc.weight" not in TaskVector.load(tmp_path / "v.safetensors")
+
+
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2"])
+def test_stored_error_is_the_true_error(pair, tmp_path, storage):
+    base, tuned = pair
+    vector = TaskVector.between(base, tuned)
+    vector.save(tmp_path / "v.safetensors", storage=storage)
+    stored = TaskVector.load(tmp_path / "v.safetensors")
+    assert stored.relative_error == pytest.approx(
+        (stored - vector).norm() / vector.norm(), rel=1e-3, abs=1e-9
+    )
+    again = {b.name: stored[b.name].norm() for b in stored.blocks}
+    assert again == pytest.approx(dict(stored.norms), rel=1e-5)
+
+
+def test_saving_twice_gives_the_same_bytes(pair, tmp_path):
+    base, tuned = pair
+    hashes = {TaskVector.between(base, tuned, name="v").save(tmp_path / f"{i}") for i in range(2)}
+    assert len(hashes) == 1
+    reloaded = TaskVector.load(tmp_path / "0").save(tmp_path / "2")
+    assert reloaded in hashes
+
+
+def test_tied_tensors_are_one_block_and_come_back_tied(tmp_path):
+    base = tiny.plain()
+    base["head.weight"] = base["layers.0.fc.weight"]
+    layout = Layout.of(TensorMap(base))
+    assert "head.weight" not in layout.by_name or "layers.0.fc.weight" not in layout.by_name
+    torch.save(base, tmp_path / "base.pt")
+    tuned = tiny.tuned(base)
+    tuned["head.weight"] = tuned["layers.0.fc.weight"]
+    torch.save(tuned, tmp_path / "tuned.pt")
+    vector = TaskVector.between(tmp_path / "base.pt", tmp_path / "tuned.pt")
+    assert equal(vector.apply(tmp_path / "base.pt"), tuned)
+
+
+def test_views_and_transposed_parameters(tmp_path):
+    whole = torch.randn(64, 96)
+    base = {"a": whole[:32], "b": whole.T, "c": whole[:, ::2]}
+    tuned = {k: v + 0.01 * torch.randn(v.shape) for k, v in base.items()}
+    torch.save(base, tmp_path / "base.pt")
+    vector = TaskVector.between(tmp_path / "base.pt", tuned)
+    assert equal(vector.apply(tmp_path / "base.pt"), tuned)
+
+
+def test_fingerprint_is_of_values_not_of_storage(pair, tmp_path):
+    base, _ = pair
+    half = {k: v.half() if v.is_floating_point() else v for k, v in base.items()}
+    wide = {k: v.float() if v.is_floating_point() else v for k, v in half.items()}
+    torch.save(wide, tmp_path / "wide.pt")
+    fingerprints = {BlockSource.of(x).identity().fingerprint for x in (half, wide, tmp_path / "wide.pt")}
+    assert len(fingerprints) == 1
+    wide["layers.0.fc.bias"][3] += 1e-3
+    assert BlockSource.of(wide).identity().fingerprint not in fingerprints
+    quick = BlockSource(TensorMap(half, activation="quick_gelu")).identity().fingerprint
+    assert quick not in fingerprints
+
+
+def test_memory_of_comparing_is_two_tensors_not_two_models(tmp_path):
+    """Peak of live tensor bytes while a vector is made and saved."""
+    base = {f"w{i}": torch.randn(512, 512) for i in range(12)}
+    save_safetensors(tmp_path / "b", base)
+    save_safetensors(tmp_path / "t", {k: v + 0.01 * torch.randn(512, 512) for k, v in base.items()})
+    del base
+    one = 512 * 512 * 4
+    from torch.profiler import ProfilerActivity, profile
+
+    vector = TaskVector.between(tmp_path / "b", tmp_path / "t", check=False)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        vector.save(tmp_path / "v")
+    live, peak = 0, 0
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert 0 < peak < 5 * one, peak / one
