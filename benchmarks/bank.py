@@ -173,9 +173,8 @@ COLUMNS = ("storage", "MB per vector", "of fp32", "relative error", "build s", "
 
 
 def print_table(report: dict[str, Any]) -> None:
-    print(
-        f"{report['vectors']} vectors, {report['parameters'] / 1e6:.1f} M parameters, {report['blocks']} blocks"
-    )
+    size = f"{report['parameters'] / 1e6:.1f} M parameters, {report['blocks']} blocks"
+    print(f"{report['vectors']} vectors, {size}")
     print(f"| {' | '.join(COLUMNS)} |")
     print("|---" * len(COLUMNS) + "|")
     whole, block = report["storages"]["fp32"]["bytes_per_vector"], report["largest_block_bytes"]

@@ -1145,12 +1145,12 @@ def archive(*entries, shift=0, comment=b""):
         where = wrong.get("offset", len(body))
         local = wrong.get("local", entry).encode()
         if "offset" not in wrong:
-            head = struct.pack("<4s5H3I2H", b"PK\3\4", 20, flags, method, 0, 0, *sizes, len(local), 0)
+            begin = wrong.get("begin", b"PK\3\4")
+            head = struct.pack("<4s5H3I2H", begin, 20, flags, method, 0, 0, *sizes, len(local), 0)
             body += head + local + kept
-        named = entry.encode(), 0, 0, 0, 0, 0, where
-        lengths = len(named[0]), *named[1:]
-        head = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, flags, method, 0, 0, *sizes, *lengths)
-        directory += head + named[0]
+        place = len(entry), 0, 0, 0, 0, 0, where
+        head = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, flags, method, 0, 0, *sizes, *place)
+        directory += head + entry.encode()
     count, at = len(entries), len(body) + shift
     end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), at, len(comment))
     return body + directory + end + comment
@@ -1196,6 +1196,8 @@ ARCHIVES = {
     ),
     "offset beyond the end": (archive(PKL, DATA, (*OTHER[:2], {"offset": 1 << 20})), "outside", "data/1"),
     "offset at no entry": (archive(PKL, DATA, (*OTHER[:2], {"offset": 3})), "outside", "data/1"),
+    "no entry where one should be": (archive(PKL, entry_with(DATA, begin=b"PK\3\5")), "outside", "data/0"),
+    "compressed in name only": (archive(PKL, entry_with(DATA, method=8)), "compressed", "data/0"),
     "offset before the start": (archive(PKL, DATA, shift=1000), "", ""),
     "comment": (archive(PKL, DATA, comment=b"<html>"), "comment", ""),
     "behind another archive": (record(OTHER) + archive(PKL, DATA), "overlap", ""),

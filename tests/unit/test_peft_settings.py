@@ -477,6 +477,12 @@ def test_the_adapters_name_may_stand_in_the_key(tmp_path, name):
     assert (update.module, update.a) == ("m", f"m.lora_A.{name}.weight")
 
 
+def test_a_strange_module_name_is_still_that_of_an_update(tmp_path):
+    source = adapter(tmp_path, factors("a\nb"))
+    assert [update.module for update in source.updates] == ["a\nb"]
+    assert source.replacements == {}
+
+
 def test_a_second_tensor_for_the_same_factor_is_not_passed_over(tmp_path, refused):
     with refused("LORA-KEYS", 3, MODULE):
         adapter(tmp_path, factors(**{"lora_A.other.weight": torch.zeros(2, 6)}))

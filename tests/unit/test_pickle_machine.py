@@ -298,7 +298,7 @@ def test_items_of_objects_are_recorded(protocol):
         torch.tensor(1.5).numpy()[()],
         torch.Generator,
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_checkpoints_hold_beside_weights_is_not_called_a_call(tmp_path, value):
     for protocol in range(2, 6):

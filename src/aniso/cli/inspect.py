@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aniso.cli import show
+from aniso.cli.bank import ls as show_bank
 
 
 def inspect(
@@ -23,6 +25,9 @@ def inspect(
     from aniso.vectors.survey import survey_source
     from aniso.weights import open_weights
 
+    if (Path(ref) / "manifest.json").is_file():
+        show_bank(Path(ref), json)
+        return
     # what a pickle would have called is what one inspects it for
     source = open_weights(ref, tensors_only=True)
     with show.progress("reading", source.nbytes) as advance:

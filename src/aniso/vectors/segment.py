@@ -12,7 +12,6 @@ from typing import cast, final
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from aniso.errors import InputError, printable
 from aniso.vectors.block import Block, Layout
@@ -48,6 +47,10 @@ class Segment:
         self.layout = Layout(
             index.scheme, tuple(Block(b.name, b.shape, b.kind, b.depth) for b in index.blocks)
         )
+        self._present: list[dict[str, None]] = [{} for _ in index.vectors]
+        for name, cell in index.cells.items():
+            for i in (*cell.dense, *(t.vector for t in cell.terms)):
+                self._present[i][name] = None
         self.base = BaseInfo(
             index.base.label, index.base.fingerprint, index.base.activation, index.base.norms
         )
@@ -84,11 +87,7 @@ class Segment:
 
     def vector(self, i: int) -> SegmentVector:
         record = self.index.vectors[i]
-        cells = {
-            name: partial(self._cell, name, i)
-            for name, cell in self.index.cells.items()
-            if i in cell.dense or any(t.vector == i for t in cell.terms)
-        }
+        cells = {name: partial(self._cell, name, i) for name in self._present[i]}
         origin = Provenance(**record.origin.model_dump())
         return SegmentVector(record.name, origin, record.norms, record.relative_error, cells)
 
@@ -151,19 +150,14 @@ class Segment:
     def _read_factors(self, block: str, terms: list[TermRecord]) -> dict[int, Delta]:
         shape = self.layout.by_name[block].shape
         found: dict[int, tuple[Term, ...]] = {}
-        pairs: dict[int, tuple[Tensor, Tensor]] = {}
-        for t in terms:
-            if len(terms) == 1:
-                a = self._file.read_rows(f"{block}|A.{t.group}", t.first, t.first + t.rank)
-                b = self._file.read_rows(f"{block}|B.{t.group}", t.first, t.first + t.rank)
-            else:
-                if t.group not in pairs:
-                    pairs[t.group] = (
-                        self._file.read(f"{block}|A.{t.group}"),
-                        self._file.read(f"{block}|B.{t.group}"),
-                    )
-                a, b = (factor[t.first : t.first + t.rank] for factor in pairs[t.group])
-            found[t.vector] = (*found.get(t.vector, ()), Term(b.T, a, t.scale, t.start))
+        for group in sorted({t.group for t in terms}):
+            members = [t for t in terms if t.group == group]
+            low, high = min(t.first for t in members), max(t.first + t.rank for t in members)
+            a = self._file.read_rows(f"{block}|A.{group}", low, high)
+            b = self._file.read_rows(f"{block}|B.{group}", low, high)
+            for t in members:
+                rows = slice(t.first - low, t.first - low + t.rank)
+                found[t.vector] = (*found.get(t.vector, ()), Term(b[rows].T, a[rows], t.scale, t.start))
         return {i: LowRank(shape, own) for i, own in found.items()}
 
     def _check(self) -> None:
@@ -171,6 +165,9 @@ class Segment:
         index = self.index
         if index.schema_version != SCHEMA:
             raise ValueError(f"schema {index.schema_version}, this version reads {SCHEMA}")
+        for vector, present in zip(index.vectors, self._present, strict=True):
+            if set(vector.norms) != set(present):
+                raise ValueError(f"norms and deltas of vector {vector.name} are of different blocks")
         expected = {INDEX}
         for name, cell in index.cells.items():
             block = self.layout.by_name[name]
