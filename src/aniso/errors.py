@@ -45,7 +45,7 @@ class AnisoError(Exception):
         for name, value in rows.items():
             if value == "":
                 continue
-            values = value if isinstance(value, list | tuple) else [value]
+            values = value if isinstance(value, list) else [value]
             for i, line in enumerate(values):
                 lines.append(f"  {name if i == 0 else '':<9} {printable(line, 600)}")
         lines[-1] += f"      (aniso explain {self.code})"
@@ -57,9 +57,7 @@ class AnisoError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         facts = {
-            name: [printable(v, 600) for v in value]
-            if isinstance(value, list | tuple)
-            else printable(value, 600)
+            name: [printable(v, 600) for v in value] if isinstance(value, list) else printable(value, 600)
             for name, value in self.facts.items()
         }
         return {

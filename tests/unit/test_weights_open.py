@@ -622,7 +622,7 @@ def test_the_adapter_file_that_is_named_is_the_one_that_is_opened(tmp_path):
         source = open_weights(tmp_path / "epoch-1.safetensors")
     except AnisoError:
         return
-    assert [file.path.name for file in source.files] == ["epoch-1.safetensors"]
+    assert [file.path.name for file in source.files] == ["epoch-1.safetensors", "adapter_config.json"]
     assert not source.read("m.lora_A.weight").any()
 
 

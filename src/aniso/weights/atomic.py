@@ -52,9 +52,13 @@ class Disk:
         if hasattr(libc, "renameat2"):
             done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
         if done != 0:
-            aside = b.with_name(f"{b.name}.old-{secrets.token_hex(4)}")
+            aside = b.with_name(f"{b.name}.partial-old-{secrets.token_hex(4)}")
             b.rename(aside)
-            a.rename(b)
+            try:
+                a.rename(b)
+            except OSError:
+                aside.rename(b)
+                raise
             aside.rename(a)
 
     def remove(self, path: Path) -> None:
@@ -84,12 +88,16 @@ class HashedStream:
         region[2] = zlib.crc32(view, region[2])
         while view:
             n = disk.pwrite(self._fd, view[: 64 << 20], region[0] + region[1])
+            if n <= 0:
+                raise OSError(errno.EIO, "nothing could be written")
             region[1] += n
             view = view[n:]
 
     def verified_sha256(self, path: Path) -> str:
         """Read the file back; every region must hold what was written. Returns the hash of the whole file."""
         file = RawFile(path)
+        if file.size != max(offset + length for offset, length, _ in self._regions):
+            raise OSError(errno.EIO, "what was read back differs in length")
         digest = hashlib.sha256()
         position = 0
         for offset, length, crc in sorted(r for r in self._regions if r[1]):
@@ -102,8 +110,6 @@ class HashedStream:
             if found != crc or offset != position:
                 raise OSError(errno.EIO, "what was read back differs from what was written")
             position = offset + length
-        if position != file.size:
-            raise OSError(errno.EIO, "what was read back differs in length")
         return digest.hexdigest()
 
 
@@ -133,6 +139,8 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
                 os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
             disk.fsync(fd)
             out.sha256 = out.stream.verified_sha256(temporary)
+            if path.exists() and not overwrite:  # it appeared meanwhile
+                raise _exists(path)
             disk.replace(temporary, path)
             sync_directory(path.parent)
         except BaseException:
@@ -158,6 +166,9 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             yield partial
             sync_directory(partial)
             if path.is_dir():
+                if any(path.iterdir()) and not overwrite:  # it was filled meanwhile
+                    raise _exists(path)
+                partial.chmod(stat.S_IMODE(path.stat().st_mode))
                 disk.exchange(partial, path)
                 sync_directory(path.parent)
                 disk.remove(partial)
@@ -199,7 +210,7 @@ def require_space(path: Path, nbytes: int) -> None:
             found=f"{free:,} bytes free",
             fix="free some space, choose another disk, or a smaller storage (--storage int8)",
         )
-    if not os.access(parent, os.W_OK):
+    if not os.access(parent, os.W_OK) or (parent != path.absolute() and not parent.is_dir()):
         raise ResourceError(
             "OUT-WRITE", f"'{printable(parent)}' is not writable", fix="choose another output"
         )
@@ -208,7 +219,8 @@ def require_space(path: Path, nbytes: int) -> None:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Only one process changes the directory at a time; the lock dies with its process."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    with _os_errors(directory):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,10 +23,12 @@ _SHARDED = {"model.safetensors.index.json": ".safetensors", "pytorch_model.bin.i
 _ASKS_FOR_CODE = (
     "auto_map", "trust_remote_code", "_target_", "_attn_implementation_internal", "custom_pipelines",
 )  # fmt: skip
-_COMPARED = 64 << 10  # tensors up to this size are compared when a directory holds the weights twice
 
 
-def open_directory(path: Path) -> WeightSource:
+_QUICK, _SMALL = 2 << 30, 64 << 10
+
+
+def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
     """The weights of a model directory; safetensors are preferred to pickles, and it says so."""
     present = [name for name in (*_WHOLE, *_SHARDED, *_PICKLED) if (path / name).exists()]
     safe = [name for name in present if name in _WHOLE or "safetensors" in name]
@@ -39,7 +41,7 @@ def open_directory(path: Path) -> WeightSource:
             fix=f"aniso inspect '{printable(path)}/FILE'",
         )
     chosen = present[0]
-    source = _open_member(path, chosen)
+    source = _open_member(path, chosen, tensors_only)
     notes = list(source.info.notes)
     unused = [name for name in present if name != chosen]
     if unused:
@@ -68,20 +70,22 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _open_member(path: Path, name: str) -> WeightSource:
+def _open_member(path: Path, name: str, tensors_only: bool = False) -> WeightSource:
     if name in _SHARDED:
-        return ShardedWeights(path / name, _SHARDED[name])
-    return open_file(path / name)
+        return ShardedWeights(path / name, _SHARDED[name], tensors_only=tensors_only)
+    return open_file(path / name, tensors_only=tensors_only)
 
 
 def _difference(source: WeightSource, path: Path, name: str) -> str:
     """A warning if another file of the directory disagrees with the one in use."""
     try:
         other = _open_member(path, name)
+        # models beyond a few seconds of reading are compared by their small tensors
+        limit = _SMALL if source.nbytes > _QUICK else source.nbytes
         same = source.tensors == other.tensors and all(
             torch.equal(source.read(key), other.read(key))
             for key, info in source.tensors.items()
-            if info.nbytes <= _COMPARED
+            if info.nbytes <= limit
         )
     except AnisoError as e:
         return f"warning: {name}, which is not used, cannot be read ({e.code})"
@@ -92,8 +96,15 @@ def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     if (path / "config.json").exists():
         return _transformers_config(read_json(path / "config.json"))
     if (path / "open_clip_config.json").exists():
-        return _open_clip_config(read_json(path / "open_clip_config.json")), []
+        config = read_json(path / "open_clip_config.json")
+        ignored, notes = _not_followed(config, "open_clip_config.json")
+        return replace(_open_clip_config(config), ignored=ignored), notes
     return ModelConfig(), []
+
+
+def _not_followed(config: dict[str, Any], name: str) -> tuple[tuple[str, ...], list[str]]:
+    ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
+    return ignored, [f"{name} fields not followed: {', '.join(ignored)}"] if ignored else []
 
 
 def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
@@ -105,8 +116,7 @@ def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
 
 
 def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
-    ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
-    notes = [f"config.json fields not followed: {', '.join(ignored)}"] if ignored else []
+    ignored, notes = _not_followed(config, "config.json")
     named = config.get("architectures")
     vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))
     architecture = named[0] if isinstance(named, list) and named else config.get("model_type")
@@ -128,11 +138,15 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _keys(value: object, depth: int = 0) -> Iterator[str]:
-    if isinstance(value, dict) and depth < 8:
-        for key, child in value.items():
-            yield key
-            yield from _keys(child, depth + 1)
+def _keys(value: object) -> Iterator[str]:
+    open_values = [value]
+    while open_values:
+        node = open_values.pop()
+        if isinstance(node, dict):
+            yield from node
+            open_values += node.values()
+        elif isinstance(node, list):
+            open_values += node
 
 
 def _text(value: object) -> str | None:
@@ -143,7 +157,7 @@ def _text(value: object) -> str | None:
 class ShardedWeights(WeightSource):
     """Tensors spread over several files by an index, which is checked against every shard."""
 
-    def __init__(self, index: Path, suffix: str) -> None:
+    def __init__(self, index: Path, suffix: str, *, tensors_only: bool = False) -> None:
         self.label = printable(index)
         self.info = SourceInfo(f"{suffix.lstrip('.')} shards")
         places = _weight_map(index, suffix)
@@ -153,7 +167,7 @@ class ShardedWeights(WeightSource):
             if not (index.parent / name).exists():
                 problems.append(f"shard {name} is missing")
                 continue
-            self._shards[name] = open_file(index.parent / name)
+            self._shards[name] = open_file(index.parent / name, tensors_only=tensors_only)
         problems += _disagreements(places, self._shards)
         if problems:
             raise InputError(
@@ -164,10 +178,17 @@ class ShardedWeights(WeightSource):
                 fix="download the directory again",
             )
         self._places = places
+        self._tensors = {name: self._shards[shard].tensors[name] for name, shard in places.items()}
+        notes = dict.fromkeys(note for shard in self._shards.values() for note in shard.info.notes)
+        self.info = replace(self.info, notes=tuple(notes))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return {new: first for shard in self._shards.values() for new, first in shard.aliases.items()}
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        return {name: self._shards[shard].tensors[name] for name, shard in self._places.items()}
+        return self._tensors
 
     @property
     def files(self) -> tuple[RawFile, ...]:
@@ -183,7 +204,7 @@ def _weight_map(index: Path, suffix: str) -> dict[str, str]:
         raise InputError("DIR-INDEX", f"'{printable(index)}' has no weight_map", fix="download it again")
     for name in places.values():
         plain = isinstance(name, str) and not set(name) & set("/\\:\0") and name.endswith(suffix)
-        if not plain or name.startswith("."):
+        if not plain or name.startswith(".") or len(name.encode("utf-8", "replace")) > 255:
             raise UnsafeError(
                 "DIR-PATH",
                 f"'{printable(index)}' points outside of its directory or to another kind of file",

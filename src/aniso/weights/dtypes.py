@@ -43,7 +43,9 @@ _MANTISSA_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, without a copy."""
-    return memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+    # not reshape(-1): a tensor of one element may keep any stride through that
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return memoryview(cast(Any, flat.view(torch.uint8).numpy()))
 
 
 def relative_rounding(dtype: str) -> float:

@@ -131,6 +131,10 @@ def refuse_unknown(file: RawFile) -> InputError | UnsafeError:
             found=printable(head[:80].decode("utf-8", "replace")),
             fix="check the download address, or name the directory it lies in",
         )
+    if head[:4] == b"PK\x07\x08":
+        return UnsafeError(
+            "ZIP-UNSAFE", f"'{file.label}' is a zip archive in several parts", fix="download it again"
+        )
     return InputError(
         "FILE-FORMAT",
         f"'{file.label}' is in no format that aniso reads",

@@ -10,6 +10,7 @@ from pathlib import Path
 from aniso.errors import InputError, printable
 
 _ID = re.compile(r"^(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
+_WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _SAFE = ("*.safetensors", "*.json")
 _PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", "*.json")
 
@@ -23,7 +24,9 @@ class Fetched:
 
 
 def looks_like_hub_id(ref: str) -> bool:
-    return _ID.match(ref) is not None and not ref.startswith((".", "/", "~"))
+    """Whether it can only be an id: a path that goes up, or names a weight file, is a path."""
+    a_path = ref.startswith((".", "/", "~")) or ".." in ref or ref.endswith(_WEIGHT_FILES)
+    return _ID.match(ref) is not None and not a_path
 
 
 def is_offline() -> bool:
@@ -43,7 +46,8 @@ def fetch(ref: str) -> Fetched:
 
 def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HTTPError as HttpError  # type: ignore[attr-defined]
 
     pinned = f"{repo}@{revision}" if revision else repo
     try:
@@ -63,7 +67,7 @@ def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
             f"'{pinned}' is not in the local cache and aniso is offline",
             fix=f"hf download {repo}" + (f" --revision {revision}" if revision else ""),
         ) from None
-    except (HfHubHTTPError, HFValidationError, OSError) as e:
+    except (HttpError, HFValidationError, OSError) as e:  # HfHubHTTPError is an OSError
         raise _not_delivered(
             pinned, printable(str(e).splitlines()[0] if str(e) else type(e).__name__)
         ) from None

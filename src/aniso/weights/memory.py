@@ -27,12 +27,14 @@ class TensorMap(WeightSource):
     ) -> None:
         self.label = label
         self.info = SourceInfo("memory", config=ModelConfig(activation=activation))
-        self._data = {name: tensor.detach() for name, tensor in tensors.items()}
-        for name, tensor in self._data.items():
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise InputError("WEIGHT-DTYPE", f"{label} has a {type(tensor).__name__}", key=name)
             if tensor.dtype not in NAMES or tensor.layout != torch.strided:
                 raise InputError(
                     "WEIGHT-DTYPE", f"{label} has an unusual tensor", key=name, found=tensor.dtype
                 )
+        self._data = {name: tensor.detach() for name, tensor in tensors.items()}
         self._tensors = {n: TensorInfo(NAMES[t.dtype], tuple(t.shape)) for n, t in self._data.items()}
 
     @property

@@ -12,7 +12,7 @@ from aniso.errors import InputError, printable
 from aniso.weights.directory import open_directory
 from aniso.weights.hub import fetch, looks_like_hub_id
 from aniso.weights.memory import TensorMap
-from aniso.weights.peft_lora import PeftAdapter, is_adapter
+from aniso.weights.peft_lora import PeftAdapter, is_adapter, is_factor
 from aniso.weights.single import open_file
 from aniso.weights.source import WeightSource
 
@@ -32,37 +32,57 @@ def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
     if isinstance(ref, Mapping):
         return TensorMap(ref)
     text, _, entry = str(ref).partition("::")
+    try:
+        return _open_named(text, entry, tensors_only)
+    except (OSError, RuntimeError) as e:  # the latter for the home of an unknown user
+        raise InputError(
+            "FILE-MISSING" if isinstance(e, RuntimeError) else "FILE-ACCESS",
+            f"'{printable(text)}' cannot be opened",
+            reason=getattr(e, "strerror", None) or str(e),
+            fix=f"ls -l '{printable(text)}'",
+        ) from None
+
+
+def _open_named(text: str, entry: str, tensors_only: bool) -> WeightSource:
     path = Path(text).expanduser()
     if path.is_dir():
-        return _open_directory(path)
-    if path.exists() or path.is_symlink():
-        source = open_file(path, entry, tensors_only=tensors_only)
-        return _open_adapter_file(path, source)
-    if looks_like_hub_id(text):
+        source = _open_directory(path, tensors_only)
+    elif path.exists() or path.is_symlink():
+        source = _open_adapter_file(path, open_file(path, entry, tensors_only=tensors_only))
+    elif looks_like_hub_id(text):
         fetched = fetch(text)
-        source = _open_directory(fetched.path)
+        source = _open_directory(fetched.path, tensors_only)
         source.label = f"{text.removeprefix('hub:').partition('@')[0]}@{fetched.commit[:12]}"
         source.info = replace(source.info, revision=fetched.commit)
-        return source
-    raise InputError(
-        "FILE-MISSING",
-        f"'{printable(text)}' does not exist",
-        expected="a file, a directory, or a hub id owner/name[@revision]",
-        fix=f"ls '{printable(path.parent)}'",
-    )
+    else:
+        raise InputError(
+            "FILE-MISSING",
+            f"'{printable(text)}' does not exist",
+            expected="a file, a directory, or a hub id owner/name[@revision]",
+            fix=f"ls '{printable(path.parent)}'",
+        )
+    if entry and not source.info.format.startswith("torch"):
+        raise InputError(
+            "CKPT-NONE",
+            f"'{printable(text)}' has no entries to choose from",
+            found=printable(entry),
+            expected="a file written by torch.save",
+            fix=f"leave out ::{printable(entry, 40)}",
+        )
+    return source
 
 
-def _open_directory(path: Path) -> WeightSource:
-    return PeftAdapter.open(path) if is_adapter(path) else open_directory(path)
+def _open_directory(path: Path, tensors_only: bool) -> WeightSource:
+    return PeftAdapter.open(path) if is_adapter(path) else open_directory(path, tensors_only=tensors_only)
 
 
 def _open_adapter_file(path: Path, source: WeightSource) -> WeightSource:
     """LoRA factors mean nothing without the configuration that lies beside them."""
-    factors = [key for key in source.tensors if ".lora_A" in key or ".lora_down." in key]
+    factors = [key for key in source.tensors if is_factor(key) or ".lora_down." in key]
     if not factors:
         return source
     if is_adapter(path.parent):
-        return PeftAdapter.open(path.parent)
+        return PeftAdapter.open(path.parent, path.name)
     raise InputError(
         "LORA-CONFIG",
         f"'{printable(path)}' holds LoRA factors without the configuration that gives their scale",

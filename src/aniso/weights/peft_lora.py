@@ -84,7 +84,8 @@ _MAX_NUMBER = 1e6
 
 _LORA_KEY = re.compile(
     r"^(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
-    r"(?:\.(?P<rest>.+))?$"
+    r"(?:\.(?P<rest>.+))?$",
+    re.DOTALL,
 )
 
 
@@ -131,17 +132,20 @@ class LoraSettings:
 class PeftAdapter(WeightSource):
     """A LoRA adapter: its tensors, the updates they form, and tensors that replace the base's."""
 
-    def __init__(self, label: str, settings: LoraSettings, source: WeightSource, info: SourceInfo) -> None:
+    def __init__(
+        self, label: str, settings: LoraSettings, source: WeightSource, info: SourceInfo, config: RawFile
+    ) -> None:
         self.label = label
         self.settings = settings
         self.info = info
         self._source = source
+        self._config = config
         self.updates, self.replacements = self._sort_keys()
 
     @classmethod
-    def open(cls, path: Path) -> PeftAdapter:
+    def open(cls, path: Path, name: str | None = None) -> PeftAdapter:
         label, settings = printable(path), read_settings(path)
-        present = [name for name in _FILES if (path / name).exists()]
+        present = [name] if name else [name for name in _FILES if (path / name).exists()]
         if not present:
             raise InputError(
                 "DIR-EMPTY",
@@ -154,11 +158,11 @@ class PeftAdapter(WeightSource):
         if len(present) > 1:
             notes.append(f"{present[0]} used; {present[1]} not used")
         info = SourceInfo("PEFT LoRA", tuple(notes), source.info.pickle, ModelConfig())
-        return cls(label, settings, source, info)
+        return cls(label, settings, source, info, RawFile(path / CONFIG))
 
     def under(self, names: Mapping[str, str], info: SourceInfo) -> PeftAdapter:
         """The adapter with other names for its tensors; tensors without one are left out."""
-        return PeftAdapter(self.label, self.settings, Renamed(self._source, names, info), info)
+        return PeftAdapter(self.label, self.settings, Renamed(self._source, names, info), info, self._config)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -166,7 +170,7 @@ class PeftAdapter(WeightSource):
 
     @property
     def files(self) -> tuple[RawFile, ...]:
-        return self._source.files
+        return (*self._source.files, self._config)  # alpha decides the update as much as the factors do
 
     def _load(self, name: str) -> Tensor:
         return self._source.read(name)
@@ -178,7 +182,8 @@ class PeftAdapter(WeightSource):
         for key in self.tensors:
             match = _LORA_KEY.match(key)
             if match is None:
-                replacements[_base_name(key)] = key
+                if replacements.setdefault(_base_name(key), key) != key:
+                    raise self._twice(key, replacements[_base_name(key)])
                 continue
             if ".base_layer.out_proj" in match["module"]:
                 raise _refusal(
@@ -188,7 +193,9 @@ class PeftAdapter(WeightSource):
                 )
             # an adapter's name may stand between the part and ".weight"
             suffix = ".bias" if (match["rest"] or "").split(".")[-1] == "bias" else ""
-            parts.setdefault(_base_name(match["module"]), {})[match["part"] + suffix] = key
+            found = parts.setdefault(_base_name(match["module"]), {})
+            if found.setdefault(match["part"] + suffix, key) != key:
+                raise self._twice(key, found[match["part"] + suffix])
         return tuple(self._update(module, found) for module, found in parts.items()), replacements
 
     def _update(self, module: str, found: dict[str, str]) -> LoraUpdate:
@@ -217,6 +224,14 @@ class PeftAdapter(WeightSource):
             found.get("lora_B.bias"),
         )
 
+    def _twice(self, key: str, first: str) -> InputError:
+        return InputError(
+            "LORA-KEYS",
+            f"'{self.label}' has two tensors for one place",
+            found=[first, key],
+            fix="download the adapter again",
+        )
+
     def _check_rank(self, module: str, a: str, b: str) -> None:
         shape_a, shape_b = self.tensors[a].shape, self.tensors[b].shape
         rank = self.settings.rank(module)
@@ -229,6 +244,10 @@ class PeftAdapter(WeightSource):
                 found=f"A {shape_a}, B {shape_b}",
                 fix=f"check r and rank_pattern in '{self.label}/{CONFIG}'",
             )
+
+
+def is_factor(key: str) -> bool:
+    return _LORA_KEY.match(key) is not None
 
 
 def is_adapter(path: Path) -> bool:
@@ -244,14 +263,14 @@ def read_settings(path: Path) -> LoraSettings:
         return LoraSettings(
             r=_number(config["r"], int),
             alpha=_number(config.get("lora_alpha", 8), float),
-            rslora=bool(config.get("use_rslora")),
-            dora=bool(config.get("use_dora")),
-            fan_in_fan_out=bool(config.get("fan_in_fan_out")),
-            base_model=config.get("base_model_name_or_path") or None,
+            rslora=_flag(config.get("use_rslora")),
+            dora=_flag(config.get("use_dora")),
+            fan_in_fan_out=_flag(config.get("fan_in_fan_out")),
+            base_model=_text(config.get("base_model_name_or_path")),
             rank_pattern=_pattern(config.get("rank_pattern"), int),
             alpha_pattern=_pattern(config.get("alpha_pattern"), float),
         )
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, OverflowError) as e:
         raise InputError(
             "LORA-CONFIG",
             f"'{label}' is not a usable LoRA configuration",
@@ -288,6 +307,18 @@ def _refusal(label: str, found: str) -> InputError:
     )
 
 
+def _flag(value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise TypeError(f"{value!r} is not true or false")
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    raise TypeError(f"{value!r} is not text")
+
+
 def _number(value: object, kind: type[int] | type[float]) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         raise ValueError(f"{printable(value, 40)} is not a usable number")
@@ -306,8 +337,14 @@ def _pattern(value: object, kind: type[int] | type[float]) -> dict[str, Any]:
 
 def _checked_pattern(text: str) -> str:
     """PEFT matches these as regular expressions; refuse those that could take for ever."""
-    repeats = re.findall(r"(?<!\\)[*+{]", text)
-    if len(text) > _MAX_PATTERN or len(repeats) > 2 or re.search(r"\)\s*[*+{?]|\\\d|\(\?", text):
+    bare = re.sub(r"\\.", "x", text)  # escaped characters repeat nothing
+    repeats = re.findall(r"[*+{?]", bare)
+    if (
+        len(text) > _MAX_PATTERN
+        or len(repeats) > 2
+        or bare.count("(") > 2
+        or re.search(r"\)\s*[*+{?]|\\\d|\(\?", text)
+    ):
         raise ValueError(f"pattern {printable(text, 60)!r} is too complex")
     try:
         re.compile(text)
@@ -318,10 +355,12 @@ def _checked_pattern(text: str) -> str:
 
 def _by_pattern(patterns: Mapping[str, Any], module: str, default: float) -> float:
     """The value of the first pattern that matches the end of the module's path, as PEFT does."""
+    if patterns and len(module) > _MAX_PATTERN:  # matching may take time cubic in the length
+        raise InputError("LORA-KEYS", "a module's name is too long to match patterns", module=module)
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return float(value)
-    return default
+    return float(patterns.get(module, default))  # PEFT takes a literal name, too
 
 
 def _base_name(key: str) -> str:

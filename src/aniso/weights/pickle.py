@@ -19,12 +19,18 @@ from dataclasses import dataclass, field
 from typing import IO, Any, cast, final
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
+from aniso.weights.dtypes import BITS
 from aniso.weights.source import PickleReport
 
 # Real checkpoints stay two orders of magnitude below each of these.
 MAX_BYTES = 64 << 20
 MAX_OPCODES = 4_000_000
 MAX_STACK = 1_000_000
+_MAX_NAME = 1_000
+_MAX_DIMENSIONS = 64
+_MAX_SIZE = 2**63
+_RESULT = "the result of "
+_ENDS_EARLY = ("exhausted", "not enough data", "no newline", "remain")
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,14 @@ class Storage:
     """A run of numbers that lies outside of the pickle."""
 
     key: str
-    dtype: str | None  # none for untyped storages
+    dtype: str | None  # none for types that cannot be computed with, and for untyped storages
     numel: int
+    odd_size: int = 1
+    """Bytes per element where there is no dtype."""
+
+    @property
+    def itemsize(self) -> int:
+        return BITS[self.dtype] // 8 if self.dtype else self.odd_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +134,7 @@ class Machine:
         self.storages: dict[str, Storage] = {}
         self._calls: dict[str, None] = {}
         self._names: dict[str, None] = {}
+        self._copied = 0
 
     @property
     def report(self) -> PickleReport:
@@ -134,7 +147,7 @@ class Machine:
         except AnisoError:
             raise
         except ValueError as e:
-            if "exhausted" in str(e) or "not enough data" in str(e) or "no newline" in str(e):
+            if any(sign in str(e) for sign in _ENDS_EARLY):
                 raise InputError(
                     "FILE-TRUNCATED", "the pickle ends in the middle", fix="download it again"
                 ) from None
@@ -147,6 +160,8 @@ class Machine:
     def name(self, module: object, attribute: object) -> Global:
         if not isinstance(module, str) or not isinstance(attribute, str):
             raise _malformed("a global whose name is not text")
+        if len(module) + len(attribute) > _MAX_NAME:
+            raise _limit(f"a name of more than {_MAX_NAME} letters")
         full = f"{module}.{attribute}"
         self._names[printable(full)] = None
         return Global(full)
@@ -161,11 +176,20 @@ class Machine:
                 return self.name(*named)
             name = function.name
         else:
-            name = f"the result of {getattr(function, 'name', type(function).__name__)}"
+            called = getattr(function, "name", type(function).__name__)
+            # results of results keep one name, or it would grow with every call
+            name = called if called.startswith(_RESULT) else _RESULT + called
             self._calls[printable(name)] = None
             return Inert(name, args)
         self.build(name)
         return Inert(name, args)
+
+    def copy(self, values: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
+        """Values about to be copied; a short program could copy a long list for ever."""
+        self._copied += len(values)
+        if self._copied > MAX_OPCODES:
+            raise _limit(f"more than {MAX_OPCODES} values copied")
+        return values
 
     def build(self, name: str) -> None:
         """Note that the program makes or fills an object of this name."""
@@ -174,11 +198,10 @@ class Machine:
 
     def persistent(self, ident: object) -> object:
         match ident:
-            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if view in (
-                [],
-                [None],
+            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if (
+                view in ([], [None]) and abs(numel) < _MAX_SIZE
             ):
-                storage = Storage(key, _STORAGE_TYPES.get(kind.rsplit(".", 1)[-1]), numel)
+                storage = _storage(key, kind.rsplit(".", 1)[-1], numel)
                 if self.storages.setdefault(key, storage) != storage:
                     raise _malformed(f"storage {printable(key)} is declared twice, differently")
                 return storage
@@ -405,13 +428,15 @@ _OPERATIONS: dict[str, Callable[[_Run, Any], None]] = {
 # What is known to be plain data
 
 
-def _ordered_dict(_: Machine, args: tuple[Any, ...]) -> object:
-    pairs = args[0] if args and isinstance(args[0], list) else []
+def _ordered_dict(machine: Machine, args: tuple[Any, ...]) -> object:
+    pairs = machine.copy(args[0]) if args and isinstance(args[0], list) else []
     return {p[0]: p[1] for p in pairs if len(p) == 2 and isinstance(p[0], str)}
 
 
 def _view(storage: object, offset: object, shape: object, stride: object, dtype: str | None = None) -> object:
     sizes, steps = _ints(shape), _ints(stride)
+    if type(offset) is int and abs(offset) >= _MAX_SIZE:
+        raise _malformed("a tensor of impossible size")
     if isinstance(storage, Storage) and type(offset) is int and sizes is not None and steps is not None:
         kind = dtype or storage.dtype
         if kind is not None and len(sizes) == len(steps):
@@ -420,9 +445,20 @@ def _view(storage: object, offset: object, shape: object, stride: object, dtype:
 
 
 def _ints(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, tuple | list) and len(value) > _MAX_DIMENSIONS:
+        raise _malformed("a tensor of impossible size")
     if isinstance(value, tuple | list) and all(type(n) is int for n in value):
+        if any(abs(n) >= _MAX_SIZE for n in value):
+            raise _malformed("a tensor of impossible size")
         return tuple(value)
     return None
+
+
+def _rebuild_v2(_: Machine, args: tuple[Any, ...]) -> object:
+    # storage, offset, shape, stride, requires_grad, hooks, marks such as "negate when read"
+    if len(args) > 6 and args[6]:
+        return Inert("a tensor that is changed when read")
+    return _view(*args[:4])
 
 
 def _rebuild_v3(_: Machine, args: tuple[Any, ...]) -> object:
@@ -435,6 +471,10 @@ def _rebuild_v3(_: Machine, args: tuple[Any, ...]) -> object:
 def _rebuild_from_type(machine: Machine, args: tuple[Any, ...]) -> object:
     # function, type, arguments, state: a tensor with attributes
     return machine.call(args[0], args[2])
+
+
+def _size(machine: Machine, args: tuple[Any, ...]) -> object:
+    return tuple(machine.copy(args[0])) if args and isinstance(args[0], tuple | list) else ()
 
 
 def _inert(name: str) -> Callable[[Machine, tuple[Any, ...]], object]:
@@ -498,9 +538,12 @@ _PLAIN = [
     "numpy._core.multiarray._reconstruct",
     "numpy.dtype",
     "numpy.ndarray",
+    "numpy._core.numeric._frombuffer",
+    "numpy.core.numeric._frombuffer",
+    "torch.serialization._get_layout",
 ]
 _BUILTIN_VALUES = (
-    "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool"
+    "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool xrange"
 )
 
 _KNOWN: dict[str, Callable[[Machine, tuple[Any, ...]], object]] = {
@@ -512,9 +555,9 @@ _KNOWN: dict[str, Callable[[Machine, tuple[Any, ...]], object]] = {
     "collections.defaultdict": lambda _, args: {},
     "copyreg._reconstructor": _reconstructor,
     "copy_reg._reconstructor": _reconstructor,
-    "torch.Size": lambda _, args: tuple(args[0]) if args and isinstance(args[0], tuple | list) else (),
+    "torch.Size": _size,
     "torch._utils._rebuild_tensor": lambda _, args: _view(*args[:4]),
-    "torch._utils._rebuild_tensor_v2": lambda _, args: _view(*args[:4]),
+    "torch._utils._rebuild_tensor_v2": _rebuild_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_v3,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
@@ -550,6 +593,14 @@ def _attribute(args: tuple[Any, ...]) -> tuple[str, str] | None:
         ):
             return owner, member
     return None
+
+
+def _storage(key: str, kind: str, numel: int) -> Storage:
+    if kind in _STORAGE_TYPES:
+        return Storage(key, _STORAGE_TYPES[kind], numel)
+    # of types that cannot be computed with only the size matters, to find what lies behind
+    sizes = {"ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "QInt32Storage": 4}
+    return Storage(key, None, numel, sizes.get(kind, 1))
 
 
 def _limit(what: str) -> UnsafeError:

@@ -19,11 +19,14 @@ from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
 
 _HEADER_LIMIT = 64 << 20  # room for half a million tensors; the reference reader stops at 100 MB
+_MAX_DIMENSIONS = 64
 _LENGTH = struct.Struct("<Q")
 
 
 def looks_like_safetensors(head: bytes) -> bool:
-    return len(head) > 8 and head[8:9] == b"{"
+    # the length before the brace is binary; a JSON text may have a brace there, too
+    length = head[:8]
+    return head[8:9] == b"{" and (b"\0" in length or not length.isascii())
 
 
 @final
@@ -126,6 +129,8 @@ def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, in
             "data_offsets": [int(begin), int(end)],
         } if (
             len(cast(Any, entry)) == 3
+            and type(begin) is type(end) is int
+            and len(shape) <= _MAX_DIMENSIONS
             and dtype in BITS
             and all(type(n) is int and 0 <= n < 2**63 for n in shape)
         ):
@@ -182,13 +187,22 @@ class SafetensorsWriter:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """One whole tensor."""
+        if tensor.dtype not in NAMES:
+            raise InputError(
+                "WEIGHT-DTYPE",
+                "a tensor is in a format that cannot be saved",
+                key=name,
+                found=tensor.dtype,
+                expected=", ".join(TORCH),
+                fix="convert it first",
+            )
         self.begin(name, NAMES[tensor.dtype])
         self.append(tensor)
         self.end(tuple(tensor.shape))
 
     def begin(self, name: str, dtype: str) -> None:
         """Start a tensor whose data follows in pieces."""
-        if name in self._entries or self._open is not None:
+        if name in self._entries or name == "__metadata__" or self._open is not None:
             raise ValueError(f"{name} is written twice, or inside {self._open}")
         self._entries[name] = {"dtype": dtype, "data_offsets": [self._position]}
         self._open = name
@@ -235,7 +249,8 @@ def save_safetensors(
 ) -> str:
     """Write named tensors atomically; returns the file's sha256."""
     meta = dict(metadata or {})
-    room = header_room(tensors, 256 + 2 * sum(len(json.dumps(k + v)) for k, v in meta.items()))
+    extra = sum(len(json.dumps(k + v)) for k, v in meta.items()) + sum(20 * t.ndim for t in tensors.values())
+    room = header_room(tensors, 256 + 2 * extra)
     with atomic_file(path, overwrite=overwrite) as out:
         writer = SafetensorsWriter(out.stream, room)
         for name, tensor in tensors.items():

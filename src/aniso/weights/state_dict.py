@@ -46,12 +46,16 @@ def find_state_dict(root: object, entry: str, label: str) -> Found:
                 found=_names(root),
                 fix=f"aniso inspect '{label}'",
             )
-    while not _is_weights(node):
+    for _ in range(_MAX_DEPTH):
+        if _is_weights(node):
+            break
         name, ignored = _only_candidate(node, label)
         notes.append(f"weights taken from entry '{printable(name)}'")
         if ignored:
             notes.append(f"entries left out: {printable(', '.join(ignored))}")
         node = _entries(node)[name]
+    else:
+        raise UnsafeError("PICKLE-LIMIT", f"'{label}' nests its entries more than {_MAX_DEPTH} deep")
     tensors, left_out = _flatten(node, label)
     if left_out:
         notes.append(f"entries that are not tensors, left out: {printable(', '.join(left_out))}")
@@ -59,10 +63,9 @@ def find_state_dict(root: object, entry: str, label: str) -> Found:
 
 
 def _without_prefix(tensors: dict[str, TensorView], notes: list[str]) -> Found:
-    for prefix in _PREFIXES:
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            notes.append(f"prefix '{prefix}' removed from all names")
-            tensors = {name.removeprefix(prefix): view for name, view in tensors.items()}
+    while prefix := next((p for p in _PREFIXES if tensors and all(n.startswith(p) for n in tensors)), ""):
+        notes.append(f"prefix '{prefix}' removed from all names")
+        tensors = {name.removeprefix(prefix): view for name, view in tensors.items()}
     return Found(tensors, tuple(notes))
 
 
@@ -84,7 +87,14 @@ def _is_module(node: object) -> bool:
 
 
 def _is_weights(node: object) -> bool:
-    return _is_module(node) or any(isinstance(v, TensorView) for v in _entries(node).values())
+    if _is_module(node):
+        return _holds_tensors(node)
+    return any(_is_tensor(v) for v in _entries(node).values())
+
+
+def _is_tensor(node: object) -> bool:
+    """Whether this is a tensor, or one in a form that cannot be read."""
+    return isinstance(node, TensorView) or (isinstance(node, Inert) and node.name.startswith("a "))
 
 
 def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
@@ -112,21 +122,27 @@ def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
 
 
 def _holds_tensors(value: object) -> bool:
-    level = [value]
-    for _ in range(4):  # wrappers are nested once or twice
-        if any(_is_weights(node) for node in level):
+    level, seen = {id(value): value}, set[int]()
+    while level:  # each value is looked at once, however many paths lead there
+        children = [child for node in level.values() for child in _entries(node).values()]
+        if any(_is_tensor(child) for child in children):
             return True
-        level = [child for node in level for child in _entries(node).values()]
+        seen.update(level)
+        level = {id(child): child for child in children if id(child) not in seen}
     return False
 
 
 def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]]:
     tensors: dict[str, TensorView] = {}
     left_out: list[str] = []
-    walk = _module_tensors(node, "", 0) if _is_module(node) else _entries(node).items()
+    walk = _module_tensors(node, "", 0, [0]) if _is_module(node) else _entries(node).items()
+    if isinstance(node, dict):
+        left_out += [str(k) for k, v in node.items() if not isinstance(k, str) and _is_tensor(v)]
     for count, (name, value) in enumerate(walk):
         if count > _MAX_NODES:
             raise UnsafeError("PICKLE-LIMIT", f"'{label}' lists more than {_MAX_NODES} tensors")
+        if isinstance(value, TensorView) and name in tensors:
+            raise InputError("CKPT-AMBIGUOUS", f"'{label}' has two tensors of one name", key=name)
         if isinstance(value, TensorView):
             tensors[name] = value
         elif isinstance(value, Inert) and value.name.startswith("a "):
@@ -149,20 +165,26 @@ def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]
     return tensors, left_out
 
 
-def _module_tensors(module: object, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _module_tensors(module: object, prefix: str, depth: int, work: list[int]) -> Iterator[tuple[str, Any]]:
     """Names as ``state_dict()`` gives them: parameters, buffers, then submodules."""
     if depth > _MAX_DEPTH:
         raise UnsafeError("PICKLE-LIMIT", f"modules are nested more than {_MAX_DEPTH} deep")
     entries = _entries(module)
+    work[0] += 64 + len(prefix)
+    if work[0] > 64 * _MAX_NODES:
+        raise UnsafeError("PICKLE-LIMIT", "more modules, or longer names, than any model has")
     transient = entries.get("_non_persistent_buffers_set")
     skipped = set(_texts(transient.items) + _texts(transient.args)) if isinstance(transient, Inert) else set()
     for kind in ("_parameters", "_buffers"):
         for name, value in _entries(entries.get(kind)).items():
             if value is not None and not (kind == "_buffers" and name in skipped):
+                work[0] += len(prefix)
                 yield prefix + name, value
     for name, child in _entries(entries["_modules"]).items():
         if _is_module(child):
-            yield from _module_tensors(child, f"{prefix}{name}.", depth + 1)
+            yield from _module_tensors(child, f"{prefix}{name}.", depth + 1, work)
+        elif child is not None:
+            yield prefix + name, child
 
 
 def _texts(values: object) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, final
 
+import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
@@ -95,6 +96,8 @@ class TorchFile(WeightSource):
 
     def _load(self, name: str) -> Tensor:
         view = self._views[name]
+        if view.numel == 0:
+            return torch.empty(view.shape, dtype=TORCH[view.dtype])
         region = self._regions[view.storage.key]
         size = BITS[view.dtype] // 8
         if region.crc is not None and view.storage.key not in self._verified:
@@ -113,7 +116,8 @@ class TorchFile(WeightSource):
                 raw = raw.clone()
         else:
             raw = self._file.read_tensor(region.offset + view.offset * size, view.span * size)
-        return raw.view(TORCH[view.dtype]).as_strided(view.shape, view.stride).contiguous()
+        out = raw.view(TORCH[view.dtype]).as_strided(view.shape, view.stride).contiguous()
+        return out.as_strided((view.numel,), (1,)).view(view.shape)  # one element may keep any stride
 
     def _check(self, name: str, view: TensorView) -> None:
         region = self._regions.get(view.storage.key)
@@ -125,7 +129,7 @@ class TorchFile(WeightSource):
                 fix="download it again",
             )
         size = BITS[view.dtype] // 8
-        declared = view.storage.numel * (BITS[view.storage.dtype] // 8 if view.storage.dtype else 1)
+        declared = view.storage.numel * view.storage.itemsize
         if declared != region.nbytes:
             raise UnsafeError(
                 "PICKLE-STORAGE",
@@ -135,7 +139,7 @@ class TorchFile(WeightSource):
                 found=f"{region.nbytes} bytes",
                 fix="download it again from a source you trust",
             )
-        inside = (
+        inside = (view.numel == 0 and min((view.offset, *view.shape)) >= 0) or (
             min((view.offset, *view.shape, *view.stride)) >= 0
             and (view.offset + view.span) * size <= region.nbytes
             and view.numel * size <= region.nbytes
@@ -165,13 +169,9 @@ def _about(file: RawFile) -> Iterator[None]:
 def _read_zip(file: RawFile, machine: Machine) -> tuple[object, dict[str, _Region]]:
     entries = _zip_entries(file)
     pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
-    if any("/code/" in f"/{name}" or name.endswith("constants.pkl") for name in entries):
-        raise InputError(
-            "TORCHSCRIPT",
-            f"'{file.label}' is a TorchScript archive",
-            fix="load it with torch.jit.load where you trust it, and save its state_dict",
-        )
-    if len(pickles) != 1:
+    if len(pickles) > 1:
+        raise _zip_unsafe(file, "more than one pickle", ", ".join(pickles))
+    if not pickles:
         raise InputError(
             "FILE-FORMAT",
             f"'{file.label}' is a zip archive that torch.save did not write",
@@ -213,6 +213,12 @@ def _zip_entries(file: RawFile) -> dict[str, _Region]:
             reason=printable(e),
             fix="download it again",
         ) from None
+    if any("/code/" in f"/{info.filename}" or info.filename.endswith("constants.pkl") for info in infos):
+        raise InputError(
+            "TORCHSCRIPT",
+            f"'{file.label}' is a TorchScript archive",
+            fix="load it with torch.jit.load where you trust it, and save its state_dict",
+        )
     if len(infos) > _MAX_ENTRIES:
         raise _zip_unsafe(file, f"{len(infos)} entries")
     if comment:
@@ -241,7 +247,7 @@ def _zip_entry(file: RawFile, info: zipfile.ZipInfo) -> _Region:
         raise _zip_unsafe(file, "a compressed entry, which torch never writes", name)
     if name.startswith("/") or "\\" in name or ".." in name.split("/"):
         raise _zip_unsafe(file, "a name that leaves the archive", name)
-    if info.header_offset + _LOCAL_HEADER.size > file.size:
+    if not 0 <= info.header_offset <= file.size - _LOCAL_HEADER.size:
         raise _zip_unsafe(file, "an entry outside of the file", name)
     fields = _LOCAL_HEADER.unpack(file.read(info.header_offset, _LOCAL_HEADER.size))
     name_length, extra_length = fields[9], fields[10]
@@ -293,9 +299,9 @@ def _legacy_regions(
     position = stream.tell()
     for key in keys:
         storage = machine.storages.get(key)
-        if storage is None or storage.dtype is None or key in regions:
+        if storage is None or key in regions:
             raise UnsafeError("PICKLE-MALFORMED", f"storage {printable(key)} is listed but not used")
-        nbytes = storage.numel * (BITS[storage.dtype] // 8)
+        nbytes = storage.numel * storage.itemsize
         if storage.numel < 0 or position + 8 + nbytes > file.size:
             raise InputError(
                 "FILE-TRUNCATED",
