@@ -17,7 +17,8 @@ from torch import nn
 from aniso.errors import AnisoError
 from aniso.weights import open_weights, save_safetensors
 from aniso.weights.dtypes import TORCH
-from aniso.weights.pickle import Global, Inert, Machine, Storage, TensorView
+from aniso.weights.pickle import Machine
+from aniso.weights.pickle_values import Global, Inert, Storage, TensorView
 
 FUZZ = settings(
     deadline=None,

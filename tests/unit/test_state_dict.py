@@ -3,7 +3,7 @@
 import pytest
 
 from aniso.errors import AnisoError
-from aniso.weights.pickle import Inert, Storage, TensorView
+from aniso.weights.pickle_values import Inert, OddTensor, Storage, TensorView
 from aniso.weights.state_dict import find_state_dict
 
 
@@ -109,7 +109,7 @@ def test_two_tensors_of_one_name_are_told():
 
 
 def test_parameter_that_is_not_a_plain_tensor_is_named(refused):
-    sparse = Inert("a sparse tensor")
+    sparse = OddTensor("a sparse tensor")
     with refused("PICKLE-UNSUPPORTED", 3, "model.pt", "block.w", "a sparse tensor"):
         find(module({"ok": W}, modules={"block": module({"w": sparse})}))
 
@@ -139,7 +139,7 @@ def test_tensor_under_a_key_that_is_no_name_is_told(key):
 
 def test_tensor_that_is_not_a_plain_array_is_named_even_alone(refused):
     with refused("PICKLE-UNSUPPORTED", 3, "model.pt", "w", "a quantised tensor"):
-        find({"w": Inert("a quantised tensor")})
+        find({"w": OddTensor("a quantised tensor")})
 
 
 def test_tensors_beside_sets_of_tensors_are_ambiguous(refused):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aniso.errors import InputError, UnsafeError, printable
-from aniso.weights.pickle import Inert, TensorView
+from aniso.weights.pickle_values import Inert, OddTensor, TensorView
 
 _NOT_WEIGHTS = ("optim", "sched", "scaler", "ema_optim", "grad")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -94,7 +94,7 @@ def _is_weights(node: object) -> bool:
 
 def _is_tensor(node: object) -> bool:
     """Whether this is a tensor, or one in a form that cannot be read."""
-    return isinstance(node, TensorView) or (isinstance(node, Inert) and node.name.startswith("a "))
+    return isinstance(node, TensorView | OddTensor)
 
 
 def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
@@ -135,22 +135,27 @@ def _holds_tensors(value: object) -> bool:
 def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]]:
     tensors: dict[str, TensorView] = {}
     left_out: list[str] = []
-    walk = _module_tensors(node, "", 0, [0]) if _is_module(node) else _entries(node).items()
+    walk = _ModuleWalk().tensors(node) if _is_module(node) else _entries(node).items()
     if isinstance(node, dict):
         left_out += [str(k) for k, v in node.items() if not isinstance(k, str) and _is_tensor(v)]
     for count, (name, value) in enumerate(walk):
         if count > _MAX_NODES:
             raise UnsafeError("PICKLE-LIMIT", f"'{label}' lists more than {_MAX_NODES} tensors")
         if isinstance(value, TensorView) and name in tensors:
-            raise InputError("CKPT-AMBIGUOUS", f"'{label}' has two tensors of one name", key=name)
+            raise InputError(
+                "CKPT-AMBIGUOUS",
+                f"'{label}' has two tensors of one name",
+                key=name,
+                fix="save the model's state_dict with safetensors",
+            )
         if isinstance(value, TensorView):
             tensors[name] = value
-        elif isinstance(value, Inert) and value.name.startswith("a "):
+        elif isinstance(value, OddTensor):
             raise InputError(
                 "PICKLE-UNSUPPORTED",
                 f"'{label}' has a tensor that is not a plain array",
                 key=name,
-                found=value.name,
+                found=value.what,
                 fix="save the model's state_dict with safetensors",
             )
         elif _holds_tensors(value):
@@ -165,31 +170,44 @@ def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]
     return tensors, left_out
 
 
-def _module_tensors(module: object, prefix: str, depth: int, work: list[int]) -> Iterator[tuple[str, Any]]:
-    """Names as ``state_dict()`` gives them: parameters, buffers, then submodules."""
-    if depth > _MAX_DEPTH:
-        raise UnsafeError("PICKLE-LIMIT", f"modules are nested more than {_MAX_DEPTH} deep")
-    entries = _entries(module)
-    work[0] += 64 + len(prefix)
-    if work[0] > 64 * _MAX_NODES:
-        raise UnsafeError("PICKLE-LIMIT", "more modules, or longer names, than any model has")
-    transient = entries.get("_non_persistent_buffers_set")
-    skipped = set(_texts(transient.items) + _texts(transient.args)) if isinstance(transient, Inert) else set()
-    for kind in ("_parameters", "_buffers"):
-        for name, value in _entries(entries.get(kind)).items():
-            if value is not None and not (kind == "_buffers" and name in skipped):
-                work[0] += len(prefix)
-                yield prefix + name, value
-    for name, child in _entries(entries["_modules"]).items():
-        if _is_module(child):
-            yield from _module_tensors(child, f"{prefix}{name}.", depth + 1, work)
-        elif child is not None:
-            yield prefix + name, child
+class _ModuleWalk:
+    """A module's tensors under the names ``state_dict()`` gives: parameters, buffers, then submodules.
+
+    Few bytes can describe a module that is reached on very many paths, so the walk has a budget.
+    """
+
+    def __init__(self) -> None:
+        self._budget = 64 * _MAX_NODES
+
+    def tensors(self, module: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+        self._spend(64 + len(prefix), depth)
+        entries = _entries(module)
+        transient = entries.get("_non_persistent_buffers_set")
+        skipped = _texts(transient.items) | _texts(transient.args) if isinstance(transient, Inert) else set()
+        for kind in ("_parameters", "_buffers"):
+            for name, value in _entries(entries.get(kind)).items():
+                if value is not None and not (kind == "_buffers" and name in skipped):
+                    self._spend(len(prefix), depth)
+                    yield prefix + name, value
+        for name, child in _entries(entries["_modules"]).items():
+            if _is_module(child):
+                yield from self.tensors(child, f"{prefix}{name}.", depth + 1)
+            elif child is not None:
+                yield prefix + name, child
+
+    def _spend(self, cost: int, depth: int) -> None:
+        self._budget -= cost
+        if depth > _MAX_DEPTH or self._budget < 0:
+            raise UnsafeError(
+                "PICKLE-LIMIT",
+                "modules are nested deeper, are more, or have longer names than any model's",
+                fix="ask its author for a safetensors file",
+            )
 
 
-def _texts(values: object) -> list[str]:
+def _texts(values: object) -> set[str]:
     """The strings in a (possibly nested once) list of values."""
     flat: list[object] = []
     for value in values if isinstance(values, list | tuple) else []:
         flat += value if isinstance(value, list | tuple) else [value]
-    return [value for value in flat if isinstance(value, str)]
+    return {value for value in flat if isinstance(value, str)}

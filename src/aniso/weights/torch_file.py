@@ -17,7 +17,8 @@ from torch import Tensor
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.weights.dtypes import BITS, TORCH, as_bytes
 from aniso.weights.files import RawFile
-from aniso.weights.pickle import MAX_BYTES, Machine, TensorView
+from aniso.weights.pickle import MAX_BYTES, Machine
+from aniso.weights.pickle_values import TensorView
 from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
 from aniso.weights.state_dict import find_state_dict
 
