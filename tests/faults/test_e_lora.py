@@ -205,6 +205,64 @@ def test_e9_other_formats_are_recognised(tmp_path, aniso, made):
     assert "kohya" in ran.err
 
 
+def test_nan_in_a_factor_is_named(made, lora, refused, tmp_path):
+    def spoil(tensors):
+        key = next(k for k in tensors if "layers.1.mlp.fc1.lora_B" in k)
+        tensors[key][2, 1] = float("nan")
+        return tensors
+
+    rewrite(lora, spoil)
+    with refused("WEIGHT-NONFINITE", 3, "layers.1.mlp.fc1.lora_B", "element 9"):
+        TaskVector.between(made[0], lora)
+    with refused("WEIGHT-NONFINITE", 3):
+        Bank.build(made[0], {"a": lora}, to=tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
+
+
+def test_updates_of_the_text_tower_never_land_in_the_image_encoder(made, lora, refused):
+    """Layers of both towers have the same names but for a prefix that a bare vision model lacks."""
+    rewrite(lora, lambda t: {k.replace("vision_model", "text_model"): v for k, v in t.items()})
+    vision = {k.removeprefix("vision_model."): v for k, v in made[0].items() if k.startswith("vision_model.")}
+    for base in (made[0], vision):
+        with refused("LORA-KEYS", 3, "text_model"):
+            TaskVector.between(base, lora)
+
+
+def test_an_adapter_of_the_whole_model_fits_a_bare_vision_model(made, lora):
+    vision = {k.removeprefix("vision_model."): v for k, v in made[0].items() if k.startswith("vision_model.")}
+    whole, bare = TaskVector.between(made[0], lora), TaskVector.between(vision, lora)
+    assert dict(whole.norms) == dict(bare.norms)
+
+
+def wrapped_adapter(tmp_path, keys):
+    tensors = {}
+    for key in keys:
+        tensors[f"base_model.model.{key}.lora_A.weight"] = torch.ones(2, 3) * 0.01
+        tensors[f"base_model.model.{key}.lora_B.weight"] = torch.ones(4, 2) * 0.01
+    (tmp_path / "w").mkdir(exist_ok=True)
+    save_safetensors(tmp_path / "w/adapter_model.safetensors", tensors, overwrite=True)
+    (tmp_path / "w/adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    return tmp_path / "w"
+
+
+def test_a_wrapper_of_the_model_is_seen_through_only_if_it_fits_every_key(tmp_path, refused):
+    base = {f"block.{i}.fc.weight": torch.randn(4, 3) for i in range(2)}
+    for prefix in ("", "encoder.", "model.encoder."):
+        adapter = wrapped_adapter(tmp_path, [f"{prefix}block.{i}.fc" for i in range(2)])
+        assert len(TaskVector.between(base, adapter).blocks) == 2
+    inner = {f"model.{k}": v for k, v in base.items()}
+    assert len(TaskVector.between(inner, wrapped_adapter(tmp_path, ["block.0.fc"])).blocks) == 1
+    with refused("LORA-KEYS", 3):  # two halves of a model must not both land in one
+        TaskVector.between(base, wrapped_adapter(tmp_path, ["encoder.block.0.fc", "decoder.block.0.fc"]))
+
+
+def test_a_saved_module_of_another_size_is_refused(made, lora, refused):
+    key = "base_model.model.vision_model.embeddings.position_embedding.weight"
+    rewrite(lora, lambda t: t | {key: torch.zeros(9, tiny.WIDTH)})
+    with refused("CKPT-SHAPE", 3, "position_embedding", "(5, 32)", "(9, 32)"):
+        TaskVector.between(made[0], lora)
+
+
 def test_an_adapter_is_not_a_base(made, lora, refused):
     with refused("LORA-KIND", 3, "is an adapter, not a model"):
         TaskVector.between(lora, made[0])

@@ -35,6 +35,7 @@ def state(model):
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "out_proj"]
 VISION = r"vision_model.*\.(q_proj|v_proj|fc1|fc2|out_proj)"
+LINEAR = r"vision_model.*\.(q_proj|k_proj|fc1)|visual_projection"
 SETTINGS = {
     "plain": dict(r=4, lora_alpha=32),
     "alpha below rank": dict(r=8, lora_alpha=2),
@@ -45,6 +46,7 @@ SETTINGS = {
         r=4, lora_alpha=8, use_rslora=True, rank_pattern={"q_proj": 9}, alpha_pattern={"q_proj": 5}
     ),
     "dora": dict(r=4, lora_alpha=8, use_dora=True),
+    "dora, every linear": dict(r=4, lora_alpha=8, use_dora=True, target_modules=LINEAR),
     "lora bias": dict(r=4, lora_alpha=8, lora_bias=True),
     "biases of lora layers": dict(r=4, lora_alpha=8, bias="lora_only"),
     "modules to save": dict(r=4, lora_alpha=8, modules_to_save=["post_layernorm", "visual_projection"]),
@@ -56,7 +58,7 @@ SETTINGS = {
 def test_coefficient_one_equals_peft_merge(name, tmp_path):
     model = tiny.hf_clip()
     base = state(model)
-    merged = trained(model, tmp_path / "lora", target_modules=VISION, **SETTINGS[name])
+    merged = trained(model, tmp_path / "lora", **{"target_modules": VISION, **SETTINGS[name]})
     vector = TaskVector.between(base, tmp_path / "lora")
     applied = vector.apply(base)
     for key, value in merged.items():

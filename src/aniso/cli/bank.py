@@ -101,7 +101,7 @@ def check(directory: Directory, json: show.Json = False) -> None:
 
     bank = Bank.open(directory)
     total = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
-    with show.progress("checking", total) as advance:
+    with show.progress("checking", 2 * total) as advance:  # hashed, then read block by block
         notes = bank.check(advance)
     if json:
         show.as_json({"ok": True, "vectors": list(bank), "notes": notes})

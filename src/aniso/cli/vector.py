@@ -36,7 +36,8 @@ def make(
     options.check_storage(storage)
     source = open_weights(tuned)
     blocks = BlockSource(open_weights(base), scheme=scheme, activation=activation)
-    with show.progress("comparing", 3 * source.nbytes) as advance:
+    dense = 4 * sum(block.numel for block in blocks.layout.blocks)
+    with show.progress("comparing", source.nbytes + 2 * dense) as advance:
         vector = TaskVector.between(
             blocks,
             source,
@@ -45,7 +46,7 @@ def make(
             allow_distant=allow_distant,
             progress=advance,
         )
-        sha256 = vector.save(out, storage=storage, overwrite=overwrite)
+        sha256 = vector.save(out, storage=storage, overwrite=overwrite, progress=advance)
     made = TaskVector.load(out)
     if json:
         show.as_json({**_summary(made), "out": str(out), "sha256": sha256})

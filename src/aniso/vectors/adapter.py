@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,8 @@ from torch import Tensor
 from aniso.errors import InputError, printable
 from aniso.vectors.block import Block, Layout, Part, Place
 from aniso.vectors.block_source import BlockSource
-from aniso.vectors.delta import Delta, Dense, LowRank, Term, difference
-from aniso.vectors.naming import VISION, expanded
+from aniso.vectors.delta import Delta, Dense, LowRank, Term
+from aniso.vectors.naming import PLAIN, VISION, Rule, expanded
 from aniso.weights import LoraUpdate, PeftAdapter
 
 
@@ -36,13 +37,11 @@ class _Product:
     flipped: bool
 
     def term(self, adapter: PeftAdapter) -> Term:
-        b, a = _factors(adapter, self.update)
+        # as matrices; a convolution's kernel positions count as inputs
+        b, a = (_read(adapter, name).flatten(1) for name in (self.update.b, self.update.a))
         if self.flipped:
             b, a = a.T.contiguous(), b.T.contiguous()
-        part = self.place.part
-        if part.offset or part.stop - part.start != b.shape[0]:  # a fused update over split blocks
-            b = b[part.offset : part.offset + part.stop - part.start]
-        return Term(b, a, self.update.scale, part.start)
+        return Term(b, a, self.update.scale, self.place.part.start)
 
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor:
         term = self.term(adapter)
@@ -50,12 +49,10 @@ class _Product:
         return product if self.update.magnitude is None else self._dora(base, adapter, product)
 
     def _dora(self, base: BlockSource, adapter: PeftAdapter, product: Tensor) -> Tensor:
-        """DoRA gives every output's row a length of its own."""
-        part = self.place.part
-        old = base.read_as_base(self.place.block).reshape(self.place.block.matrix_shape)
-        old = old[part.start : part.stop]
+        """DoRA gives the weights of every output a length of their own."""
         assert self.update.magnitude is not None
-        length = adapter.read(self.update.magnitude).float().reshape(-1)
+        old = _base_rows(base, self.place)
+        length = _read(adapter, self.update.magnitude).float().reshape(-1)
         along = 0 if self.flipped else 1
         new = old + product
         factor = (length / torch.linalg.norm(new, dim=along)).unsqueeze(along)
@@ -71,34 +68,31 @@ class _Replacement:
     key: str
 
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor:
-        part, block = self.place.part, self.place.block
-        new = adapter.read(self.key).float()
-        new = (new.T if part.transposed else new).contiguous()
-        old = base.read_as_base(block)[part.start : part.stop]
-        return difference(old, new[part.offset : part.offset + len(old)].clone()).values.reshape(len(old), -1)
+        part = self.place.part
+        new = _read(adapter, self.key).float()
+        new = (new.T if part.transposed else new).reshape(-1, self.place.block.matrix_shape[1])
+        return new[part.offset : part.offset + part.stop - part.start] - _base_rows(base, self.place)
 
 
 @dataclass(frozen=True)
 class _Bias:
     """The bias of an update's second factor."""
 
-    update: LoraUpdate
     place: Place
+    update: LoraUpdate
 
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor:
         assert self.update.bias is not None
-        part = self.place.part
-        bias = adapter.read(self.update.bias).float() * self.update.scale
-        return bias.reshape(-1, 1)[part.offset : part.offset + part.stop - part.start]
+        return _read(adapter, self.update.bias).float().reshape(-1, 1) * self.update.scale
 
 
 def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> Mapping[str, Callable[[], Delta]]:
     """A delta for each block the adapter touches; every tensor of the adapter must have its place."""
-    find = _Finder(base.layout)
     touched: dict[str, list[_Contribution]] = {}
     homeless: list[str] = []
+    find = _Finder(base.layout, [f"{u.module}.weight" for u in adapter.updates])
 
-    def add(key: str, make: Callable[[Place], _Contribution], name: str) -> None:
+    def add(key: str, name: str, make: Callable[[Place], _Contribution]) -> None:
         places = find(key)
         if not places:
             homeless.append(name)
@@ -106,11 +100,12 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> Mapping[str, Calla
             touched.setdefault(place.block.name, []).append(make(place))
 
     for update in adapter.updates:
-        add(f"{update.module}.weight", partial(_product, adapter, update), update.a)
+        add(f"{update.module}.weight", update.a, partial(_product, adapter, update))
         if update.bias is not None:
-            add(f"{update.module}.bias", partial(_Bias, update), update.bias)
+            add(f"{update.module}.bias", update.bias, partial(_bias, adapter, update))
     for key, name in adapter.replacements.items():
-        add(key, partial(_replacement, adapter, name), name)
+        rows = sum(place.part.stop - place.part.start for place in find(key))
+        add(key, name, partial(_replacement, adapter, name, rows))
     if homeless:
         raise InputError(
             "LORA-KEYS",
@@ -137,33 +132,40 @@ def _cell(base: BlockSource, adapter: PeftAdapter, block: Block, parts: list[_Co
     return Dense(out.reshape(block.shape))
 
 
-def _factors(adapter: PeftAdapter, update: LoraUpdate) -> tuple[Tensor, Tensor]:
-    """B and A as matrices; a convolution's kernel positions count as inputs."""
-    a, b = adapter.read(update.a), adapter.read(update.b)
-    return b.reshape(b.shape[0], -1), a.reshape(a.shape[0], -1)
+def _base_rows(base: BlockSource, place: Place) -> Tensor:
+    matrix = base.read_as_base(place.block).reshape(place.block.matrix_shape)
+    return matrix[place.part.start : place.part.stop]
+
+
+def _read(adapter: PeftAdapter, name: str) -> Tensor:
+    tensor = adapter.read(name)
+    bad = (~torch.isfinite(tensor.reshape(-1))).nonzero()
+    if bad.numel():
+        raise InputError(
+            "WEIGHT-NONFINITE",
+            f"'{adapter.label}' has {bad.numel()} values that are NaN or infinite",
+            key=name,
+            first=f"element {int(bad[0])}",
+            fix="find out why training diverged",
+        )
+    return tensor
 
 
 def _product(adapter: PeftAdapter, update: LoraUpdate, place: Place) -> _Product:
     shape_a, shape_b = adapter.tensors[update.a].shape, adapter.tensors[update.b].shape
-    rows, columns = shape_b[0], adapter.tensors[update.a].numel // shape_a[0]
-    if place.part.offset or place.block.parts == ():
-        rows = place.part.stop - place.part.start
+    found = (shape_b[0], math.prod(shape_a[1:]))
     wanted = (place.part.stop - place.part.start, place.block.matrix_shape[1])
-    straight, turned = (rows, columns) == wanted, (columns, rows) == wanted
     # a square matrix fits both ways: then the configuration and the naming decide
     by_name = (adapter.settings.fan_in_fan_out or update.embedding) != place.part.transposed
-    flipped = by_name if straight and turned else turned
+    flipped = by_name if found == wanted == found[::-1] else found[::-1] == wanted
     convolution = len(shape_a) > 2
-    if not (straight or turned) or (convolution and (flipped or any(n != 1 for n in shape_b[2:]))):
-        raise InputError(
-            "CKPT-SHAPE",
-            f"'{adapter.label}' does not fit the base",
-            key=update.module,
-            expected=f"{wanted[0]} x {wanted[1]} for block {place.block.name}",
-            found=f"B {shape_b}, A {shape_a}",
-            fix="use the base that the adapter was trained on",
-        )
-    if update.magnitude is not None and (convolution or update.embedding):
+    pointwise = all(n == 1 for n in shape_b[2:])
+    if (found != wanted and not flipped) or (convolution and (flipped or not pointwise)):
+        expected = f"{wanted[0]} x {wanted[1]} for block {place.block.name}"
+        raise _misfit(adapter, update.module, expected, f"B {shape_b}, A {shape_a}")
+    if update.magnitude is None:
+        return _Product(place, update, flipped)
+    if convolution or update.embedding:
         raise InputError(
             "LORA-KIND",
             f"'{adapter.label}' uses DoRA on a layer that is not linear",
@@ -171,69 +173,96 @@ def _product(adapter: PeftAdapter, update: LoraUpdate, place: Place) -> _Product
             expected="DoRA on linear layers",
             fix="merge it with PEFT and use the merged checkpoint",
         )
+    if adapter.tensors[update.magnitude].numel != found[0]:
+        raise _misfit(adapter, update.magnitude, found[0], adapter.tensors[update.magnitude].shape)
     return _Product(place, update, flipped)
 
 
-def _replacement(adapter: PeftAdapter, name: str, place: Place) -> _Replacement:
+def _bias(adapter: PeftAdapter, update: LoraUpdate, place: Place) -> _Bias:
+    assert update.bias is not None
+    found, rows = adapter.tensors[update.bias].numel, place.part.stop - place.part.start
+    if found != rows or place.block.matrix_shape[1] != 1:
+        raise _misfit(adapter, update.bias, place.block.shape, adapter.tensors[update.bias].shape)
+    return _Bias(place, update)
+
+
+def _replacement(adapter: PeftAdapter, name: str, rows: int, place: Place) -> _Replacement:
+    """``rows`` is what the tensor must have, over all the blocks that it fills."""
     shape = adapter.tensors[name].shape
-    part = place.part
-    turned = shape[::-1] if part.transposed else shape
-    wanted = place.block.shape
-    if turned[1:] != wanted[1:] or (turned and turned[0] < part.offset + part.stop - part.start):
-        raise InputError(
-            "CKPT-SHAPE",
-            f"'{adapter.label}' does not fit the base",
-            key=name,
-            expected=wanted,
-            found=turned,
-            fix="use the base that the adapter was trained on",
-        )
+    turned = shape[::-1] if place.part.transposed else shape
+    wanted = (rows, *place.block.shape[1:]) if place.block.shape else ()
+    if turned != wanted:
+        raise _misfit(adapter, name, wanted, turned)
     return _Replacement(place, name)
+
+
+def _misfit(adapter: PeftAdapter, key: str, expected: object, found: object) -> InputError:
+    return InputError(
+        "CKPT-SHAPE",
+        f"'{adapter.label}' does not fit the base",
+        key=key,
+        expected=str(expected),
+        found=str(found),
+        fix="use the base that the adapter was trained on",
+    )
 
 
 class _Finder:
     """The places of a key that may be named in another library's way than the base's."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, keys: list[str]) -> None:
+        """``keys`` are those the adapter updates; a prefix counts only if it fits all of them."""
+        self._blocks = layout.by_name
         self._known: dict[str, tuple[Place, ...]] = dict(layout.places)
+        self._moved: Callable[[str], str] = lambda key: key
+        if layout.scheme == PLAIN:
+            self._moved = _wrapper(keys, layout.places)
+            return
         depth = 1 + max((b.depth for b in layout.blocks if b.depth is not None), default=-1)
         for rule in expanded(VISION, depth):
-            places = self._block_places(rule.open_clip)
-            if not places:
-                continue
-            self._known.setdefault(rule.open_clip, places)
-            total = sum(p.block.shape[0] if p.block.shape else 1 for p in places)
-            share = total // len(rule.hugging_face)
-            for i, name in enumerate(rule.hugging_face):
-                self._known.setdefault(name, _share(places, i * share, share, rule.transposed))
+            self._add_names(rule)
 
     def __call__(self, key: str) -> tuple[Place, ...]:
-        for candidate in (key, f"vision_model.{key}", f"visual.{key}", *_tails(key)):
+        for candidate in (self._moved(key), f"vision_model.{key}", f"visual.{key}", *_tails(key)):
             if candidate in self._known:
                 return self._known[candidate]
-        # the same model under a wrapper: one name is the end of the other, and only one is
-        close = [k for k in self.layout.places if k.endswith(f".{key}") or key.endswith(f".{k}")]
-        return self.layout.places[close[0]] if len(close) == 1 else ()
+        return ()
 
-    def _block_places(self, name: str) -> tuple[Place, ...]:
-        """A block by its open_clip name, or its thirds where they are blocks of their own."""
-        blocks = self.layout.by_name
-        found = [blocks[n] for n in (name, *(f"{name}.{x}" for x in "qkv")) if n in blocks]
+    def _add_names(self, rule: Rule) -> None:
+        """Make a block known under both libraries' names."""
         places, row = [], 0
-        for block in found:
-            rows = block.shape[0] if block.shape else 1
-            places.append(Place(block, Part("", 0, rows, offset=row)))
-            row += rows
-        return tuple(places)
+        for name in (rule.open_clip, *(f"{rule.open_clip}.{x}" for x in "qkv")):  # whole, or split
+            if name in self._blocks:
+                rows = self._blocks[name].shape[0] if self._blocks[name].shape else 1
+                places.append(Place(self._blocks[name], Part("", 0, rows, offset=row)))
+                row += rows
+        if not places:
+            return
+        self._known.setdefault(rule.open_clip, tuple(places))
+        share = row // len(rule.hugging_face)
+        for i, name in enumerate(rule.hugging_face):
+            start = i * share
+            place = next(p for p in reversed(places) if p.part.offset <= start)
+            first = start - place.part.offset
+            part = Part("", first, first + share, transposed=rule.transposed)
+            self._known.setdefault(name, (Place(place.block, part),))
 
 
-def _share(places: tuple[Place, ...], start: int, rows: int, transposed: bool) -> tuple[Place, ...]:
-    """The rows ``start : start + rows`` of what ``places`` cover together."""
-    if len(places) > 1:  # split blocks: each is one share
-        place = next(p for p in places if p.part.offset == start)
-        return (Place(place.block, Part("", 0, rows, transposed=transposed)),)
-    return (Place(places[0].block, Part("", start, start + rows, transposed=transposed)),)
+def _wrapper(keys: list[str], places: Mapping[str, object]) -> Callable[[str], str]:
+    """The one prefix, put on or taken off, under which all keys are the base's: the model in a wrapper."""
+    for first in places if keys and not all(key in places for key in keys) else ():
+        longer, shorter = sorted((first, keys[0]), key=len, reverse=True)
+        if not longer.endswith(f".{shorter}"):
+            continue
+        prefix = longer.removesuffix(shorter)
+        added = longer == first
+
+        def moved(key: str, prefix: str = prefix, added: bool = added) -> str:
+            return prefix + key if added else key.removeprefix(prefix)
+
+        if all((added or key.startswith(prefix)) and moved(key) in places for key in keys):
+            return moved
+    return lambda key: key
 
 
 def _tails(key: str) -> list[str]:

@@ -332,6 +332,8 @@ class Bank:
         for block in self.layout.blocks:
             for name, delta in self.read_block(block.name).items():
                 self._check_norm(name, block.name, delta)
+                if progress:
+                    progress(delta.nbytes)
         known = {record.file for record in self.manifest.files} | {MANIFEST}
         strays = sorted(p.name for p in path.iterdir() if p.name not in known)
         notes = [f"not part of the bank: {printable(', '.join(strays))}"] if strays else []

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from aniso.errors import InputError
+from aniso.errors import InputError, NumericalError
 from aniso.vectors.block import Layout
 from aniso.weights.dtypes import relative_rounding
 
@@ -27,6 +27,14 @@ def judge(
     allow_distant: bool = False,
 ) -> list[str]:
     """Notes on a vector with these block norms; an error if it is no difference to this base."""
+    broken = [block for block, norm in norms.items() if not math.isfinite(norm)]
+    if broken:
+        raise NumericalError(
+            "VECTOR-RANGE",
+            f"'{name}' has a block whose difference is not finite",
+            key=broken[0],
+            fix="look for very large values with: aniso inspect --hash",
+        )
     if not any(norms.values()):
         raise InputError(
             "VECTOR-ZERO",

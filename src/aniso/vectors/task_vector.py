@@ -18,6 +18,7 @@ from aniso.vectors.block import Block, Layout, Place
 from aniso.vectors.block_source import BlockSource, edited, short_label
 from aniso.vectors.delta import Delta, difference
 from aniso.vectors.judge import judge
+from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo, Provenance
 from aniso.vectors.pairing import paired_blocks
 from aniso.vectors.segment import Segment
@@ -88,6 +89,9 @@ class TaskVector:
         else:
             parts = _from_model(blocks, BlockSource(source), name, skip, progress)
         cells, provenance = parts
+        if blocks.layout.scheme == PLAIN:
+            note = "the base's names are not those of a CLIP: every tensor is a block of its own"
+            provenance = replace(provenance, notes=(note, *provenance.notes))
 
         def judgement(norms: Mapping[str, float]) -> list[str]:
             known = blocks.identity().norms
@@ -282,10 +286,17 @@ class TaskVector:
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return _cast(whole.contiguous(), dtype, self.name, key)
 
-    def save(self, path: str | Path, *, storage: str = "fp32", overwrite: bool = False) -> str:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        storage: str = "fp32",
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> str:
         """Write the vector to one file; returns its sha256."""
         with atomic_file(Path(path), overwrite=overwrite) as out:
-            write_segment(out.stream, [self], storage=storage)
+            write_segment(out.stream, [self], storage=storage, progress=progress)
         return out.sha256
 
     @classmethod
