@@ -134,6 +134,22 @@ def test_a_shared_mean_helps_when_vectors_are_alike(models, tmp_path):
     assert shared["v2"].relative_error < 0.5 * plain["v2"].relative_error
 
 
+@pytest.mark.parametrize("storage", ["residual4", "residual2"])
+def test_a_mean_of_nothing_is_not_stored(tmp_path, storage):
+    """One block is the same in all models, in another the changes cancel."""
+    base = {"same": torch.randn(128, 64), "cancels": torch.randn(128, 64), "moves": torch.randn(128, 64)}
+    step = torch.randn(128, 64) * 0.01
+    tuned = {
+        "a": base | {"cancels": base["cancels"] + step, "moves": base["moves"] + step},
+        "b": base | {"cancels": base["cancels"] - step, "moves": base["moves"] + 0.5 * step},
+    }
+    bank = Bank.build(base, tuned, to=tmp_path / "bank", storage=storage)
+    assert bank.check() == []
+    assert "same" not in bank["a"]
+    assert bank.read_block("same") == {}
+    assert (bank["b"]["cancels"].dense() + step).norm() < 0.4 * step.norm()
+
+
 def test_quantising_twice_adds_the_errors_up(bank, tmp_path):
     twice = bank.save(tmp_path / "a", storage="int8").save(tmp_path / "b", storage="int4")
     true = (twice["cars"] - bank["cars"]).norm() / bank["cars"].norm()

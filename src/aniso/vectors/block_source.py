@@ -52,6 +52,7 @@ class BlockSource:
         self._finite = finite
         self._norms: dict[str, float] = {}
         self._hashes: dict[str, str] = {}
+        self._last = ("", torch.empty(0))
 
     @classmethod
     def of(cls, ref: Ref | BlockSource, *, scheme: str = "auto") -> BlockSource:
@@ -72,11 +73,16 @@ class BlockSource:
         return out
 
     def read_as_base(self, block: Block) -> Tensor:
-        """Read, and remember the content's hash for the fingerprint."""
-        out = self.read(block)
+        """Read for comparing; not to be changed, since the block read last is kept for the next vector.
+
+        The content's hash is remembered for the fingerprint.
+        """
+        if self._last[0] != block.name:
+            self._last = ("", torch.empty(0))  # free the old one before the new one is read
+            self._last = (block.name, self.read(block))
         if block.name not in self._hashes:
-            self._hashes[block.name] = tensor_hash(out)
-        return out
+            self._hashes[block.name] = tensor_hash(self._last[1])
+        return self._last[1]
 
     def read_outside(self, block: Block) -> Tensor:
         """A tensor that is no part of task vectors, in its own dtype."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from aniso.weights.atomic import HashedStream
 from aniso.weights.dtypes import NAMES
 from aniso.weights.files import Progress
 
-_CHUNK = GROUP << 14  # elements packed at a time
+_CHUNK = GROUP << 12  # elements packed at a time; what is made of them stays in cache
 
 
 class VectorLike(Protocol):
@@ -159,38 +159,42 @@ class _BlockWriter:
         packed = self.packing is not None and bool(self._dense)
         self.record = CellRecord(dense=tuple(self._dense), packed=packed, terms=tuple(terms))
 
-    def _deltas(self, present: Iterable[tuple[int, VectorLike]]) -> Iterable[tuple[int, Dense]]:
-        """Dense deltas one by one; low-rank ones are put aside, zero ones are dropped."""
-        for i, vector in present:
-            delta = vector[self.block.name]
-            self.norms[i] = delta.norm()
-            if self.progress:
-                self.progress(4 * self.block.numel)
-            if self.norms[i] == 0:
-                continue
-            if isinstance(delta, LowRank):
-                self._factored.append((i, delta))
-                continue
-            self._dense.append(i)
-            yield i, delta if isinstance(delta, Dense) else Dense(delta.dense())
+    def _visit(self, i: int, vector: VectorLike, write: Callable[[int, Dense], None]) -> None:
+        """Hand a dense delta to ``write``; put a low-rank one aside, drop one that is zero.
+
+        The delta lives in this call alone, so that it is gone before the next one is read.
+        """
+        delta = vector[self.block.name]
+        self.norms[i] = delta.norm()
+        if self.progress:
+            self.progress(4 * self.block.numel)
+        if self.norms[i] == 0:
+            return
+        if isinstance(delta, LowRank):
+            self._factored.append((i, delta))
+            return
+        self._dense.append(i)
+        write(i, delta if isinstance(delta, Dense) else Dense(delta.dense()))
 
     def _stack(self, present: list[tuple[int, VectorLike]]) -> None:
         dtype = self.storage.dtype if self.block.numel > SMALL else torch.float32
         name = self.block.name
         exact: list[Exact] = []
-        begun = False
-        for i, delta in self._deltas(present):
-            if not begun:
+
+        def write(i: int, delta: Dense) -> None:
+            if len(self._dense) == 1:
                 self.writer.begin(name, NAMES[dtype])
-                begun = True
             if dtype is not torch.float32:
                 self._append_narrow(i, delta.values, dtype)
-                continue
+                return
             self.writer.append(delta.values.float())
             if delta.exact is not None:
                 offset = (len(self._dense) - 1) * self.block.numel
                 exact.append(Exact(delta.exact.index + offset, delta.exact.value))
-        if begun:
+
+        for i, vector in present:
+            self._visit(i, vector, write)
+        if self._dense:
             self.writer.end((len(self._dense), *self.block.shape))
         if exact:
             self.writer.add(f"{name}|exact.index", torch.cat([e.index for e in exact]))
@@ -220,13 +224,15 @@ class _BlockWriter:
     ) -> None:
         name = self.block.name
         scales: list[Tensor] = []
-        begun = False
-        for i, delta in self._deltas(present):
-            if not begun:
+
+        def write(i: int, delta: Dense) -> None:
+            if len(self._dense) == 1:
                 self.writer.begin(f"{name}|codes", "U8")
-                begun = True
             scales.append(self._pack(i, delta.values.reshape(-1), packing, mean))
-        if begun:
+
+        for i, vector in present:
+            self._visit(i, vector, write)
+        if self._dense:
             self.writer.end((len(self._dense), packing.code_bytes(self.block.numel)))
             self.writer.add(f"{name}|scales", torch.stack(scales))
 
@@ -251,10 +257,7 @@ class _BlockWriter:
             return None
         total, count = torch.zeros(self.block.shape), 0
         for _, vector in present:
-            delta = vector[self.block.name]
-            if not isinstance(delta, LowRank):
-                total += delta.dense()
-                count += 1
+            count += _added(total, vector[self.block.name])
         return total.div_(count).to(torch.bfloat16) if count else None
 
     def _write_factors(self) -> list[TermRecord]:
@@ -280,3 +283,11 @@ class _BlockWriter:
             b = torch.cat([t.b.to(t.a.dtype).T for _, t in members])
             self.writer.add(f"{self.block.name}|B.{group}", b)
         return sorted(records, key=lambda r: r.vector)
+
+
+def _added(total: Tensor, delta: Delta) -> bool:
+    """Add a delta that will be packed to ``total``; says whether it is one."""
+    if isinstance(delta, LowRank) or delta.norm() == 0:
+        return False
+    total += delta.values if isinstance(delta, Dense) else delta.dense()
+    return True

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aniso.errors import LockedError, ResourceError, UsageError, printable
-from aniso.weights.files import CHUNK, RawFile
+from aniso.weights.files import RawFile
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -101,12 +101,10 @@ class HashedStream:
         digest = hashlib.sha256()
         position = 0
         for offset, length, crc in sorted(r for r in self._regions if r[1]):
-            found, done = 0, 0
-            while done < length:
-                data = file.read(offset + done, min(CHUNK, length - done))
-                found = zlib.crc32(data, found)
-                digest.update(data)
-                done += len(data)
+            found = 0
+            for piece in file.pieces(offset, length):
+                found = zlib.crc32(piece, found)
+                digest.update(piece)
             if found != crc or offset != position:
                 raise OSError(errno.EIO, "what was read back differs from what was written")
             position = offset + length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +18,7 @@ from aniso.weights.dtypes import as_bytes
 Progress = Callable[[int], None]
 """Called with the number of bytes just done."""
 
-CHUNK = 8 << 20
+CHUNK = 1 << 20
 
 
 class RawFile:
@@ -90,15 +90,19 @@ class RawFile:
 
     def sha256(self, progress: Progress | None = None) -> str:
         digest = hashlib.sha256()
-        buffer = bytearray(min(CHUNK, max(1, self.size)))
-        view = memoryview(buffer)
-        for start in range(0, self.size, len(buffer)):
-            part = view[: min(len(buffer), self.size - start)]
-            self.read_into(part, start)
+        for part in self.pieces(0, self.size):
             digest.update(part)
             if progress:
                 progress(len(part))
         return digest.hexdigest()
+
+    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
+        """The bytes of a range, a piece at a time, each valid until the next."""
+        view = memoryview(bytearray(min(CHUNK, size)))
+        for start in range(0, size, CHUNK):
+            part = view[: min(CHUNK, size - start)]
+            self.read_into(part, offset + start)
+            yield part
 
     def _check_unchanged(self) -> None:
         if _state(os.fstat(self._fd)) != self._state:
