@@ -128,6 +128,36 @@ def test_base_and_tuned_may_be_named_differently(tmp_path):
         assert torch.equal(applied[key], value), key
 
 
+@pytest.mark.parametrize("naming", ["huggingface", "open_clip"])
+def test_split_attention_gives_the_same_model(tmp_path, naming):
+    from aniso.vectors.convert import renamed
+
+    base = state(tiny.hf_clip())
+    changed = tiny.tuned_vision(base, tiny.is_hf_vision)
+    named = base if naming == "huggingface" else {
+        key: read() for key, read in renamed(TensorMap(base), "open_clip").tensors.items()
+    }  # fmt: skip
+    fused = TaskVector.between(named, changed, name="v")
+    split_base = BlockSource(TensorMap(named), split=True)
+    split = TaskVector.between(split_base, changed, name="v")
+    assert len(split.blocks) == len(fused.blocks) + 4 * tiny.LAYERS
+    assert split.norm() == pytest.approx(fused.norm(), rel=1e-6)
+    a, b = fused.apply(named), split.apply(split_base)
+    assert all(torch.equal(a[key], b[key]) for key in named)
+
+
+def test_the_naming_can_be_overruled(tmp_path, refused):
+    base = state(tiny.hf_clip())
+    changed = tiny.tuned(base)
+    plain = BlockSource(TensorMap(base), scheme="plain")
+    vector = TaskVector.between(plain, changed, name="both towers")
+    assert len(vector.blocks) == len(base)
+    with refused("LAYOUT-SCHEME", 2, "hf-clip-vit"):
+        BlockSource(TensorMap(base), scheme="openclip-vit")
+    with refused("LAYOUT-SCHEME", 2, "plain"):
+        BlockSource(TensorMap(base), scheme="timm")
+
+
 def test_a_vision_model_without_projection_fits_a_whole_clip(tmp_path):
     """The form in which public banks publish their checkpoints."""
     hf = state(tiny.hf_clip())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.block import Block, Kind, Layout, Part
+from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
 from aniso.weights import PeftAdapter, Ref, Renamed, WeightSource, open_weights
 from aniso.weights.fingerprint import combined_hash, tensor_hash
@@ -49,6 +50,7 @@ class BlockSource:
             )
         self.activation = activation or said
         self.layout = Layout.of(source, scheme=scheme, split=split)
+        self._split = split
         self._finite = finite
         self._norms: dict[str, float] = {}
         self._hashes: dict[str, str] = {}
@@ -57,6 +59,11 @@ class BlockSource:
     @classmethod
     def of(cls, ref: Ref | BlockSource, *, scheme: str = "auto") -> BlockSource:
         return ref if isinstance(ref, BlockSource) else cls(open_weights(ref), scheme=scheme)
+
+    def like(self, source: WeightSource) -> BlockSource:
+        """Another model's weights, divided into blocks in the same way."""
+        scheme = PLAIN if self.layout.scheme == PLAIN else "auto"
+        return BlockSource(source, scheme=scheme, split=self._split)
 
     def read(self, block: Block) -> Tensor:
         """A fresh float32 tensor of the block's shape."""

@@ -87,7 +87,7 @@ class TaskVector:
         if isinstance(source, PeftAdapter):
             parts = _from_adapter(blocks, source, name, progress)
         else:
-            parts = _from_model(blocks, BlockSource(source), name, skip, progress)
+            parts = _from_model(blocks, blocks.like(source), name, skip, progress)
         cells, provenance = parts
         if blocks.layout.scheme == PLAIN:
             note = "the base's names are not those of a CLIP: every tensor is a block of its own"
@@ -185,7 +185,16 @@ class TaskVector:
     # arithmetic
 
     def renamed(self, name: str) -> TaskVector:
-        return self._derived(name, self._cells, self.provenance.formula, self._norms)
+        return TaskVector(
+            name,
+            self.layout,
+            self._base,
+            self._cells,
+            self.provenance,
+            self._norms,
+            self.relative_error,
+            self._judgement,
+        )
 
     def __mul__(self, factor: float) -> TaskVector:
         cells = {n: partial(self._scaled_cell, n, factor) for n in self._cells}
@@ -214,11 +223,11 @@ class TaskVector:
     def __sub__(self, other: TaskVector) -> TaskVector:
         return self + (-other)
 
-    def _derived(
-        self, name: str, cells: Cells, formula: str, norms: Mapping[str, float] | None = None
-    ) -> TaskVector:
+    def _derived(self, name: str, cells: Cells, formula: str) -> TaskVector:
         provenance = replace(self.provenance, formula=formula)
-        return TaskVector(name, self.layout, self._base, cells, provenance, norms, self.relative_error)
+        return TaskVector(
+            name, self.layout, self._base, cells, provenance, relative_error=self.relative_error
+        )
 
     def _require_same_base(self, other: TaskVector) -> None:
         if self.layout.signature != other.layout.signature:
