@@ -53,7 +53,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def make_models(root: Path, vectors: int) -> None:
-    """A base, and models that moved by two per cent; a fifth of each move is shared by all."""
+    """A base, and models that moved by two per cent; a fifth of the moves' variance is shared by all."""
     import torch
 
     from aniso.weights import save_safetensors
