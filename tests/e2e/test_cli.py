@@ -169,3 +169,10 @@ def test_names_from_files_cannot_write_to_the_terminal(tmp_path, aniso):
     assert "\x1b[31m" not in ran.out
     assert "\x07" not in ran.out
     assert len(ran.out) < 5000
+
+
+def test_the_storages_offered_are_those_there_are():
+    from aniso.cli import options
+    from aniso.vectors import Storage
+
+    assert tuple(Storage) == options.STORAGES  # listed twice, so that --help need not import torch

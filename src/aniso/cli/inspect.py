@@ -30,7 +30,7 @@ def inspect(
         return
     # what a pickle would have called is what one inspects it for
     source = open_weights(ref, tensors_only=True)
-    with show.progress("reading", source.nbytes) as advance:
+    with show.progress("reading", source.nbytes if hashes else 0) as advance:
         survey = survey_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
     if json:
         show.as_json(survey.to_json())

@@ -52,7 +52,7 @@ def notes(lines: Iterable[str]) -> None:
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over bytes on a terminal; silence elsewhere."""
     err = Console(stderr=True)
-    if not err.is_terminal:
+    if not err.is_terminal or total == 0:
         yield lambda n: None
         return
     bar = Progress(
