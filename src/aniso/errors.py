@@ -192,6 +192,8 @@ EXPLANATIONS: dict[str, str] = {
     "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",
     "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",
+    "OUT-MEMORY": "The machine ran out of memory. Banks are built and read one block at a time; a "
+    "whole model as a state dict needs memory for all of it.",
     "OUT-LOCKED": "Another process is changing the same bank. Wait for it, then try again.",
     "USAGE": "The command line contradicts itself.",
 }

@@ -146,6 +146,80 @@ def test_rename_needs_two_names(shelf, aniso, pair):
     assert ran.code == 2
 
 
+def test_odd_but_plausible_command_lines(shelf, aniso, monkeypatch):
+    root, _, tuned = shelf
+    long = "x" * 300
+    build = ("bank", "build", "--base", root / "base")
+    for command, code in (
+        (("inspect", long), 3),
+        (("bank", "ls", long), 3),
+        (("vector", "cosine", long, long), 3),
+        (("vector", "show", root / "cars.safetensors"), 3),
+        (("bank", "ls", root), 3),
+        (("convert", root / "cars.safetensors", "-o", root / long), 5),
+        ((*build, root / "cars.safetensors", "-o", root / long), 5),
+        ((*build, root / "cars.safetensors", "-o", root / "cars.safetensors"), 2),
+        ((*build, "-o", root / "b"), 2),
+    ):
+        ran = aniso(*command)
+        assert ran.code == code, (command, ran.code, ran.err)
+        assert "BUG" not in ran.err
+    runs = root / "lr=1e-5"
+    runs.mkdir()
+    save_safetensors(runs / "model.safetensors", tuned[0])
+    monkeypatch.chdir(root)
+    assert aniso(*build, "lr=1e-5/model.safetensors", "-o", root / "b1").code == 0
+    assert aniso(*build, "named=lr=1e-5/model.safetensors", "-o", root / "b2").code == 0
+    assert Bank.open(root / "b2").names == ("named",)
+
+
+def test_a_vector_file_is_known_for_what_it_is(shelf, aniso):
+    root, _, _ = shelf
+    aniso("vector", "make", root / "cars.safetensors", "--base", root / "base", "-o", root / "v")
+    assert "over base" in aniso("inspect", root / "v").out
+    ran = aniso(
+        "bank", "build", f"cars={root / 'v'}", root / "dtd.pt", "--base", root / "base", "-o", root / "b"
+    )
+    assert ran.code == 0, ran.err
+    assert "2 vectors" in aniso("bank", "check", root / "b").out
+    both = json.loads(aniso("vector", "cosine", root / "b", root / "v", "--json").out)
+    assert both["names"] == ["cars", "dtd", "cars"]
+    assert both["cosine"][0][2] == pytest.approx(1.0)
+
+
+def test_usage_errors_are_json_for_programs(aniso):
+    error = json.loads(aniso("bank", "build", "--json").err)
+    assert (error["error"], error["exit"]) == ("USAGE", 2)
+
+
+def test_running_out_of_memory_is_said(aniso, monkeypatch, tmp_path):
+    from aniso import weights
+
+    def full(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
+
+    monkeypatch.setattr(weights, "open_weights", full)
+    ran = aniso("inspect", tmp_path)
+    assert ran.code == 5
+    assert "OUT-MEMORY" in ran.err
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_tables_reach_any_reader_whole(shelf, encoding):
+    """A pipe has no width, and maybe an old encoding."""
+    import os
+
+    root, _, _ = shelf
+    save_safetensors(
+        root / "long.safetensors", {"layer." * 20 + "weight": torch.zeros(2), "é" * 300: torch.zeros(2)}
+    )
+    env = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "aniso", "inspect", "--keys", str(root / "long.safetensors")]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert ("layer." * 20 + "weight").encode() in done.stdout
+
+
 def test_doctor(aniso):
     report = json.loads(aniso("doctor", "--json").out)
     assert {p["name"]: p["ok"] for p in report["packages"]}["torch"]
@@ -171,8 +245,10 @@ def test_names_from_files_cannot_write_to_the_terminal(tmp_path, aniso):
     assert len(ran.out) < 5000
 
 
-def test_the_storages_offered_are_those_there_are():
-    from aniso.cli import options
+def test_the_storages_offered_are_those_there_are(shelf, aniso):
     from aniso.vectors import Storage
 
-    assert tuple(Storage) == options.STORAGES  # listed twice, so that --help need not import torch
+    shown = aniso("bank", "build", "--help").out
+    assert all(storage in shown for storage in Storage)
+    ran = aniso("bank", "build", "x", "--base", shelf[0] / "base", "-o", shelf[0] / "b", "--storage", "int3")
+    assert ran.code in (2, 3)

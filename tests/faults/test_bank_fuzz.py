@@ -22,7 +22,7 @@ BASE = {"w": torch.linspace(-1, 1, 70 * 64).reshape(70, 64), "b": torch.linspace
 def low_rank(layout, base):
     """A vector with a cell in one block, in three rows."""
     term = Term(torch.full((3, 2), 0.1), torch.full((2, 64), 0.1), 0.5, 5)
-    info = BaseInfo(base.label, base.fingerprint, base.activation, base.norms)
+    info = BaseInfo(base.label, base.content, base.activation, base.norms)
     origin = Provenance("lora", "PEFT LoRA")
     return Vector("lora", layout, lambda: info, {"w": lambda: LowRank((70, 64), (term,))}, origin)
 

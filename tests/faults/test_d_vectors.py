@@ -44,7 +44,10 @@ def test_a10_nan_in_one_tensor_is_named(base, aniso, tmp_path):
         assert text in ran.err
     looked = aniso("inspect", "--hash", tmp_path / "tuned.safetensors")
     assert looked.code == 3
-    assert aniso("inspect", "--hash", "--allow-nonfinite", tmp_path / "tuned.safetensors").code == 0
+    assert "layers.1.fc.weight has 2 values" in looked.err
+    allowed = aniso("inspect", "--hash", "--allow-nonfinite", tmp_path / "tuned.safetensors")
+    assert allowed.code == 0
+    assert "layers.1.fc.weight has 2 values" in allowed.err
 
 
 def test_d1_another_base_of_the_same_shape_is_refused(base, aniso, tmp_path):
@@ -107,6 +110,44 @@ def test_d3_missing_and_extra_names_are_a_table(base, aniso, tmp_path):
     assert "renamed" in fixed.err
 
 
+def test_d3_a_new_name_that_is_taken_is_an_error(base, aniso, tmp_path):
+    tuned = tiny.tuned(base)
+    tuned = {"ema.weight": tuned["layers.0.fc.weight"] * 2} | tuned
+    options = ("--rename", "ema.weight=layers.0.fc.weight")
+    ran = make(aniso, tmp_path, tuned, *options)
+    assert ran.code == 2
+    assert "two tensors called 'layers.0.fc.weight'" in ran.err
+    assert make(aniso, tmp_path, tuned, *options, "--skip-key", "layers.0.fc.weight").code == 0
+
+
+def test_d3_an_exception_need_fit_only_one_of_several_files(base, aniso, tmp_path):
+    save_safetensors(tmp_path / "a.safetensors", tiny.tuned(base, 1) | {"head": torch.zeros(3)})
+    save_safetensors(tmp_path / "b.safetensors", tiny.tuned(base, 2))
+    ran = aniso("bank", "build", "--base", tmp_path / "base.safetensors", tmp_path / "a.safetensors",
+                tmp_path / "b.safetensors", "-o", tmp_path / "bank", "--skip-key", "head")  # fmt: skip
+    assert ran.code == 0, ran.err
+
+
+def test_d3_two_keys_that_come_to_have_one_name_are_an_error(refused):
+    base = {f"clip.{k}": v.detach().clone() for k, v in tiny.hf_clip().state_dict().items()}
+    with refused("CKPT-AMBIGUOUS", 3, "clip.logit_scale", "logit_scale"):
+        BlockSource(TensorMap(base | {"logit_scale": torch.tensor(9.0)}))
+
+
+@pytest.mark.parametrize("key", ["x." + "9" * 5000, "1²", "layers.٣.weight", "a.00000000001.b"])
+def test_d3_numbers_in_names_are_only_names(key, aniso, tmp_path):
+    save_safetensors(tmp_path / "x.safetensors", {key: torch.zeros(2, 2), "b": torch.zeros(2)})
+    assert aniso("inspect", tmp_path / "x.safetensors").code == 0
+
+
+@pytest.mark.parametrize("key", ["w|exact.index", "aniso.index"])
+def test_d3_names_that_the_format_needs_are_refused(key, tmp_path, refused):
+    base = {"w": torch.randn(4, 4), key: torch.randn(4, 4)}
+    with refused("CKPT-KEYS", 3, key):
+        Bank.build(base, {"a": tiny.tuned(base)}, to=tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
+
+
 def test_d3_an_exception_that_matches_nothing_is_an_error(base, aniso, tmp_path):
     ran = make(aniso, tmp_path, tiny.tuned(base), "--skip-key", "heads.*")
     assert ran.code == 2
@@ -155,6 +196,15 @@ def test_d5_rounding_of_half_precision_is_estimated(base, aniso, tmp_path, dtype
     true = lost / TaskVector.between(base, exact).norm()
     said = float(ran.err.split("rounding is about ")[1].split("%")[0]) / 100
     assert said == pytest.approx(true, rel=0.2, abs=0.0006)
+
+
+def test_d5_files_with_some_tensors_in_half_precision(base, aniso, tmp_path):
+    """The usual form of CLIP: matrices in half precision, norms and embeddings in full."""
+    tuned = {k: v.half() if v.ndim == 2 else v for k, v in tiny.tuned(base).items()}
+    ran = make(aniso, tmp_path, tuned)
+    assert "stored as F16, rounding is about" in ran.err
+    double = {k: v.double() if v.is_floating_point() else v for k, v in tiny.tuned(base).items()}
+    assert "stored as F64, computed in float32" in make(aniso, tmp_path, double).err
 
 
 def test_d6_leaving_the_range_of_half_precision_is_named(base, refused, tmp_path):
@@ -277,4 +327,5 @@ def test_integer_weights_are_named(base, aniso, tmp_path):
     tuned["layers.0.fc.weight"] = (tuned["layers.0.fc.weight"] * 100).to(torch.int8)
     ran = make(aniso, tmp_path, tuned)
     assert ran.code == 3
-    assert "layers.0.fc.weight" in ran.err
+    for text in ("WEIGHT-DTYPE", "layers.0.fc.weight", "I8"):
+        assert text in ran.err

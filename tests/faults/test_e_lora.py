@@ -245,6 +245,79 @@ def wrapped_adapter(tmp_path, keys):
     return tmp_path / "w"
 
 
+def on_open_clip(tmp_path, targets):
+    model = tiny.open_clip_vit()
+    base = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora" in name:
+                parameter.normal_(0, 0.05)
+    wrapped.save_pretrained(tmp_path / "oc")
+    return base, tmp_path / "oc"
+
+
+@pytest.mark.parametrize("targets", [["c_fc"], r"transformer\.resblocks.*c_fc"])
+def test_open_clips_text_tower_never_lands_in_the_image_encoder(tmp_path, refused, targets):
+    """Both towers are of one width and their layers of one name but for "visual."."""
+    base, lora = on_open_clip(tmp_path, targets)
+    with refused("LORA-KEYS", 3, "image encoder", "model.transformer.resblocks"):
+        TaskVector.between(base, lora)
+
+
+def test_a_bare_encoders_adapter_is_the_image_encoders_only_if_that_is_known(made, lora, refused):
+    rewrite(lora, lambda t: {k.replace("vision_model.", ""): v for k, v in t.items()})
+    mapping = {"parent_library": "transformers.models.clip.modeling_clip"}
+    configure(lora, auto_mapping=mapping | {"base_model_class": "CLIPTextModel"})
+    with refused("LORA-KEYS", 3, "text encoder"):
+        TaskVector.between(made[0], lora)
+    configure(lora, auto_mapping=mapping | {"base_model_class": "CLIPVisionModel"})
+    vector = TaskVector.between(made[0], lora)
+    assert len(vector.blocks) == 2 * tiny.LAYERS
+    assert any("'vision_model.' in place of ''" in note for note in vector.notes)
+    configure(lora, auto_mapping=None)
+    with refused("LORA-KEYS", 3, "more than one part", "vision_model.", "text_model."):
+        TaskVector.between(made[0], lora)
+
+
+def test_an_adapter_that_fits_two_parts_of_the_base_is_refused(tmp_path, refused):
+    halves = ("encoder", "decoder")
+    base = {f"{half}.layers.{i}.fc.weight": torch.randn(4, 3) for half in halves for i in range(2)}
+    adapter = wrapped_adapter(tmp_path, [f"layers.{i}.fc" for i in range(2)])
+    with refused("LORA-KEYS", 3, "more than one part", "encoder.", "decoder."):
+        TaskVector.between(base, adapter)
+
+
+def test_two_updates_for_one_place_are_refused(made, lora, refused):
+    def twice(tensors):
+        return tensors | {k.replace("vision_model.", "model.vision_model."): v for k, v in tensors.items()}
+
+    rewrite(lora, twice)
+    with refused("LORA-KEYS", 3):
+        TaskVector.between(made[0], lora)
+
+
+def test_dora_on_weights_that_are_all_zero_is_refused(tmp_path, refused):
+    lora = wrapped_adapter(tmp_path, ["fc"])
+    rewrite(lora, lambda t: {k: v * 0 if "lora_B" in k else v for k, v in t.items()}
+            | {"base_model.model.fc.lora_magnitude_vector": torch.ones(4)})  # fmt: skip
+    configure(lora, use_dora=True)
+    base = {"fc.weight": torch.randn(4, 3)}
+    base["fc.weight"][2] = 0
+    with refused("LORA-KIND", 3, "all zero", "output 2"):
+        TaskVector.between(base, lora)
+
+
+@pytest.mark.parametrize(("a", "b"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float32)])
+def test_factors_of_two_dtypes_are_both_kept_exactly(made, lora, tmp_path, a, b):
+    rewrite(lora, lambda t: {k: v.to(a) if "lora_A" in k else (v * 1e6).to(b) for k, v in t.items()})
+    vector = TaskVector.between(made[0], lora)
+    bank = Bank.build(made[0], {"a": lora}, to=tmp_path / "bank")
+    assert bank.check() == []
+    for block in vector.blocks:
+        assert torch.equal(bank["a"][block.name].dense(), vector[block.name].dense())
+
+
 def test_a_wrapper_of_the_model_is_seen_through_only_if_it_fits_every_key(tmp_path, refused):
     base = {f"block.{i}.fc.weight": torch.randn(4, 3) for i in range(2)}
     for prefix in ("", "encoder.", "model.encoder."):

@@ -89,6 +89,75 @@ def test_converted_directory_loads_in_open_clip(tmp_path):
         assert torch.allclose(model.encode_image(images), expected, atol=1e-5)
 
 
+def open_clip_directory(path, change=lambda config: None, state_=None):
+    model = tiny.open_clip_vit()
+    path.mkdir()
+    save_safetensors(path / "open_clip_model.safetensors", state_ or state(model))
+    config = {"embed_dim": tiny.EMBED, "vision_cfg": {"width": tiny.WIDTH, "head_width": 16},
+              "text_cfg": {"width": tiny.WIDTH, "heads": 2}}  # fmt: skip
+    change(config)
+    (path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "setting", ["vision_cfg.pool_type", "vision_cfg.no_ln_pre", "text_cfg.embed_cls", "custom_text"]
+)
+def test_a_model_that_the_other_library_would_compute_differently_is_refused(tmp_path, refused, setting):
+    *parts, name = setting.split(".")
+
+    def change(config):
+        (config[parts[0]] if parts else config)[name] = "other"
+
+    source = open_weights(open_clip_directory(tmp_path / "oc", change))
+    with refused("LAYOUT-CONVERT", 3, name):
+        convert(source, tmp_path / "hf", to="huggingface")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_hugging_face_model_with_unusual_settings_is_refused(tmp_path, refused):
+    from transformers import CLIPModel
+
+    config = tiny.hf_config()
+    config.vision_config.layer_norm_eps = 0.05
+    CLIPModel(config).save_pretrained(tmp_path / "hf")
+    with refused("LAYOUT-CONVERT", 3, "layer_norm_eps"):
+        convert(open_weights(tmp_path / "hf"), tmp_path / "oc", to="open_clip")
+
+
+@pytest.mark.parametrize(
+    "lost", ["visual.transformer.resblocks.1.mlp.c_fc.bias", "positional_embedding", "visual.proj"]
+)
+def test_an_incomplete_model_is_not_converted(tmp_path, refused, lost):
+    whole = state(tiny.open_clip_vit())
+    del whole[lost]
+    source = open_weights(open_clip_directory(tmp_path / "oc", state_=whole))
+    with refused("CKPT-KEYS", 3, lost):
+        convert(source, tmp_path / "hf", to="huggingface")
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [("QuickGELU", "there is no activation"), ("quick_gelu", "another activation")]
+)
+def test_an_activation_must_exist_and_not_contradict_the_files(tmp_path, refused, said, code):
+    source = open_weights(open_clip_directory(tmp_path / "oc"))  # gelu
+    for act in (lambda: convert(source, tmp_path / "hf", to="huggingface", activation=said),
+                lambda: BlockSource(source, activation=said)):  # fmt: skip
+        with refused("CKPT-ACTIVATION", 2 if "there" in code else 3, code):
+            act()
+
+
+def test_an_output_never_replaces_its_input_or_foreign_files(tmp_path, refused):
+    oc = open_clip_directory(tmp_path / "oc")
+    with refused("OUT-EXISTS", 2, "where the input lies"):
+        convert(open_weights(oc), oc, to="huggingface", overwrite=True)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.tex").write_text("years of work")
+    with refused("OUT-EXISTS", 2, "chapter.tex"):
+        convert(open_weights(oc), tmp_path / "thesis", to="huggingface", overwrite=True)
+    assert (tmp_path / "thesis/chapter.tex").exists()
+
+
 def test_every_saved_form_of_one_model_has_the_same_blocks_and_hashes(tmp_path):
     """transformers 4 and 5, open_clip, a training wrapper: names differ, blocks and values do not."""
     hf = state(tiny.hf_clip())

@@ -8,12 +8,16 @@ import torch
 from hypothesis import given, settings
 
 import tiny
-from aniso.vectors import BlockSource, Layout, TaskVector
+from aniso.vectors import Bank, BlockSource, Layout, TaskVector
 from aniso.weights import TensorMap, save_safetensors
 
 
 def equal(a, b):
-    return set(a) == set(b) and all(torch.equal(a[k], b[k]) for k in a)
+    """Equal as bits: -0.0 is not 0.0."""
+    return set(a) == set(b) and all(
+        a[k].dtype == b[k].dtype and torch.equal(*(t[k].reshape(-1).view(torch.uint8) for t in (a, b)))
+        for k in a
+    )
 
 
 @pytest.fixture
@@ -111,6 +115,83 @@ def test_saving_twice_gives_the_same_bytes(pair, tmp_path):
     assert len(hashes) == 1
     reloaded = TaskVector.load(tmp_path / "0").save(tmp_path / "2")
     assert reloaded in hashes
+
+
+def test_a_vector_is_not_applied_to_another_base_unless_asked(refused):
+    """512 x 512, so that some elements carry exact values, which belong to one base only."""
+    g = torch.Generator().manual_seed(0)
+    a, b = ({"w": torch.randn(512, 512, generator=g) * 0.02} for _ in range(2))
+    tuned = {"w": a["w"]}
+    for _ in range(10):  # steps of training, each with its own rounding
+        tuned["w"] = tuned["w"] + 0.0005 * torch.randn(512, 512, generator=g)
+    vector = TaskVector.between(a, tuned)
+    assert vector["w"].exact is not None
+    with refused("BANK-BASE", 3, "any_base"):
+        vector.apply(b)
+    moved = vector.apply(b, any_base=True)["w"]
+    assert torch.equal(moved, b["w"] + vector["w"].values)
+
+
+def test_a_base_whose_files_do_not_say_the_activation_is_still_the_base(pair):
+    base, tuned = pair
+    known = BlockSource(TensorMap(base, activation="quick_gelu"))
+    vector = TaskVector.between(known, tuned)
+    assert equal(vector.apply(base), tuned)
+
+
+def test_only_the_sign_of_zero_changes(tmp_path):
+    base = {"w": torch.zeros(4, 4), "v": torch.ones(4)}
+    tuned = {"w": -torch.zeros(4, 4), "v": torch.ones(4) + 0.01}
+    vector = TaskVector.between(base, tuned)
+    vector.save(tmp_path / "v")
+    for found in (vector, TaskVector.load(tmp_path / "v")):
+        assert equal(found.apply(base), tuned)
+
+
+def test_errors_of_packing_follow_a_vector_through_arithmetic(pair, tmp_path):
+    base, tuned = pair
+    exact = TaskVector.between(base, tuned, name="a")
+    other = TaskVector.between(base, tiny.tuned(base, 5), name="b")
+    exact.save(tmp_path / "int4", storage="int4")
+    packed = TaskVector.load(tmp_path / "int4")
+    for total, true in (
+        (packed + other, exact + other),
+        (other + packed, other + exact),
+        (3 * packed, 3 * exact),
+    ):
+        error = (total - true).norm() / true.norm()
+        assert total.relative_error == pytest.approx(error, rel=0.05)
+    assert packed.checked().relative_error == packed.relative_error
+    assert sum([exact, other]).norm() == pytest.approx((exact + other).norm())
+
+
+def test_a_difference_that_is_not_a_number_is_never_taken_for_none(pair, tmp_path, refused):
+    base, tuned = pair
+    broken = TaskVector.between(base, tuned) * float("nan")
+    assert broken.norm() != 0
+    for use in (
+        broken.checked,
+        lambda: broken.save(tmp_path / "v"),
+        lambda: Bank({"v": broken}).save(tmp_path / "b"),
+    ):
+        with refused("VECTOR-RANGE", 6, "not a finite number"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tied", ["both", "base", "tuned"])
+@pytest.mark.parametrize("order", ["same", "reversed"])
+def test_ties_are_matched_whatever_the_order_and_whoever_has_them(tied, order, tmp_path, refused):
+    w = torch.randn(8, 8)
+    base = {"wte": w, "lm": w if tied != "tuned" else w.clone(), "x": torch.randn(8, 8)}
+    m = w + 0.01
+    names = ("lm", "wte") if order == "reversed" else ("wte", "lm")
+    tuned = {names[0]: m, names[1]: m if tied != "base" else m.clone(), "x": base["x"] + 0.01}
+    vector = TaskVector.between(base, tuned)
+    assert equal(vector.apply(base), tuned)
+    if tied == "base":
+        with refused("CKPT-KEYS", 3, "under two names"):
+            TaskVector.between(base, tuned | {"lm": m + 1})
 
 
 def test_tied_tensors_are_one_block_and_come_back_tied(tmp_path):

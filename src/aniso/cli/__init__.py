@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -10,20 +11,20 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from aniso.errors import AnisoError
+from aniso.errors import AnisoError, InputError, ResourceError, UsageError, printable
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; no error leaves a traceback on the terminal."""
     args = sys.argv[1:] if argv is None else argv
+    _escape_what_cannot_be_printed()
     try:
         from aniso.cli.app import app
 
-        app(args=args, prog_name="aniso")
+        code = app(args=args, prog_name="aniso", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else int(e.code is not None)
-    except AnisoError as e:
-        return _report(e, as_json="--json" in args)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
@@ -31,9 +32,36 @@ def main(argv: list[str] | None = None) -> int:
         # whoever read our output has gone, which is their right; keep Python from complaining at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
-        return _our_bug()
-    return 0
+    except Exception as e:
+        known = _as_ours(e)
+        return _report(known, as_json="--json" in args) if known else _our_bug()
+
+
+def _as_ours(error: Exception) -> AnisoError | None:
+    """The error as one that a user can act on, if it is no fault of ours."""
+    if isinstance(error, AnisoError):
+        return error
+    if hasattr(error, "format_message"):  # the command line's own: an unknown option, a missing argument
+        message = " ".join(str(error.format_message()).split())
+        return UsageError("USAGE", message or "nothing to do", fix="aniso --help")
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return ResourceError(
+            "OUT-MEMORY", "there is not enough memory", reason=str(error)[:200], fix="close other programs"
+        )
+    if isinstance(error, OSError):
+        return InputError(
+            "FILE-ACCESS",
+            f"'{printable(error.filename or 'a file')}' cannot be used",
+            reason=error.strerror or str(error),
+            fix="check the path",
+        )
+    return None
+
+
+def _escape_what_cannot_be_printed() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def entry() -> None:

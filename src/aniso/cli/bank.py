@@ -36,7 +36,6 @@ def build(
     """Build a bank from a base and what was fine-tuned from it."""
     from aniso.vectors import Bank
 
-    options.check_storage(storage)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("building", total) as advance:
         bank = Bank.build(
@@ -69,8 +68,6 @@ def add(
     """Add vectors to a bank."""
     from aniso.vectors import Bank
 
-    if storage is not None:
-        options.check_storage(storage)
     bank = Bank.open(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("adding", 2 * total) as advance:
@@ -122,7 +119,6 @@ def quantise(
     from aniso.vectors import Bank
 
     bank = Bank.open(directory)
-    options.check_storage(storage)
     total = 4 * len(bank) * sum(block.numel for block in bank.layout.blocks)
     with show.progress("packing", total) as advance:
         packed = bank.save(out, storage=storage, overwrite=overwrite, progress=advance)
@@ -153,6 +149,7 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
                 "blocks": len(vector.blocks),
                 "norm": vector.norm(),
                 "relative_error": vector.relative_error,
+                "storage": bank.storage_of(name),
                 "sha256": vector.provenance.sha256,
             }
         )
@@ -176,10 +173,10 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
     if notes:
         show.notes(bank.notes)
     show.table(
-        ("vector", "from", "format", "blocks", "norm", "error"),
+        ("vector", "from", "format", "blocks", "norm", "storage", "error"),
         [
             (r["name"], r["from"], r["format"], f"{r['blocks']}/{len(bank.layout.blocks)}", r["norm"],
-             f"{r['relative_error']:.2%}")
+             r["storage"], f"{r['relative_error']:.2%}")
             for r in rows
         ],
     )  # fmt: skip

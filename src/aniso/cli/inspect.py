@@ -9,6 +9,7 @@ import typer
 
 from aniso.cli import show
 from aniso.cli.bank import ls as show_bank
+from aniso.cli.vector import show_ as show_vector
 
 
 def inspect(
@@ -17,19 +18,25 @@ def inspect(
     hashes: Annotated[bool, typer.Option("--hash", help="Read all data: check it and hash it.")] = False,
     allow_nonfinite: Annotated[
         bool,
-        typer.Option("--allow-nonfinite", help="With --hash: list NaN and infinity, do not stop."),
+        typer.Option(
+            "--allow-nonfinite", help="With --hash: list tensors with NaN or infinity, do not stop."
+        ),
     ] = False,
     json: show.Json = False,
 ) -> None:
     """Show what a file holds, without running anything in it."""
     from aniso.vectors.survey import survey_source
+    from aniso.vectors.task_vector import stored_vector
     from aniso.weights import open_weights
 
-    if (Path(ref) / "manifest.json").is_file():
+    if (Path(ref) / "vectors-000.safetensors").is_file():
         show_bank(Path(ref), json)
         return
     # what a pickle would have called is what one inspects it for
     source = open_weights(ref, tensors_only=True)
+    if stored_vector(source):
+        show_vector(Path(ref), json)
+        return
     with show.progress("reading", source.nbytes if hashes else 0) as advance:
         survey = survey_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
     if json:
@@ -54,6 +61,7 @@ def _summary(survey: Any) -> None:
     show.line(f"naming {survey.layout.scheme}: {len(survey.layout.blocks)} blocks, {survey.outside} outside")
     if survey.sha256:
         show.line(f"sha256 {survey.sha256}")
+    if survey.fingerprint:
         show.line(f"fingerprint {survey.fingerprint}")
     for name in survey.calls:
         show.line(f"would have called: {name}")

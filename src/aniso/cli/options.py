@@ -32,14 +32,6 @@ Activation = Annotated[
     str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
 ]
 
-STORAGES = ("fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2")
-
-
-def check_storage(storage: str) -> str:
-    if storage not in STORAGES:
-        raise UsageError("USAGE", f"there is no storage '{storage}'", expected=", ".join(STORAGES))
-    return storage
-
 
 def renames(pairs: list[str] | None) -> dict[str, str]:
     out = {}
@@ -56,7 +48,8 @@ def named_files(items: list[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     for item in items:
         name, equals, ref = item.partition("=")
-        if not equals:
+        # an equals sign may be part of a path, as in runs/lr=1e-5/model.safetensors
+        if not equals or "/" in name or Path(item.partition("::")[0]).exists():
             path = Path(item.partition("::")[0].partition("@")[0])
             name, ref = path.stem if path.is_file() else path.name, item
         if name in out:

@@ -77,7 +77,9 @@ def size(nbytes: float) -> str:
 
 
 def _out() -> Console:
-    return Console(highlight=False)
+    out = Console(highlight=False)
+    # a pipe has no width: cutting names there would lose what others read
+    return out if out.is_terminal else Console(highlight=False, width=10_000)
 
 
 def _cell(value: object) -> str:

@@ -33,7 +33,6 @@ def make(
     from aniso.vectors import BlockSource, TaskVector
     from aniso.weights import open_weights
 
-    options.check_storage(storage)
     source = open_weights(tuned)
     blocks = BlockSource(open_weights(base), scheme=scheme, activation=activation)
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
@@ -83,17 +82,16 @@ def show_(
 
 @app.command()
 def cosine(
-    files: Annotated[list[Path], typer.Argument(help="Vectors, or one bank.")],
+    files: Annotated[list[Path], typer.Argument(help="Vectors and banks.")],
     json: show.Json = False,
 ) -> None:
     """Show how alike vectors are: the cosine of every pair."""
     from aniso.vectors import Bank, TaskVector
 
-    if len(files) == 1 and files[0].is_dir():
-        bank = Bank.open(files[0])
-        vectors = [bank[name] for name in bank]
-    else:
-        vectors = [TaskVector.load(file) for file in files]
+    vectors: list[TaskVector] = []
+    for file in files:
+        bank = Bank.open(file) if file.is_dir() else None
+        vectors += [bank[name] for name in bank] if bank else [TaskVector.load(file)]
     names = [vector.name for vector in vectors]
     matrix = [[1.0 for _ in vectors] for _ in vectors]
     pairs = [(i, j) for i in range(len(vectors)) for j in range(i)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -15,7 +15,7 @@ from aniso.errors import InputError, printable
 from aniso.vectors.block import Block, Layout, Part, Place
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense, LowRank, Term
-from aniso.vectors.naming import PLAIN, VISION, Rule, expanded
+from aniso.vectors.naming import PLAIN, TEXT, VISION, Rule, expanded
 from aniso.weights import LoraUpdate, PeftAdapter
 
 
@@ -55,8 +55,16 @@ class _Product:
         length = _read(adapter, self.update.magnitude).float().reshape(-1)
         along = 0 if self.flipped else 1
         new = old + product
-        factor = (length / torch.linalg.norm(new, dim=along)).unsqueeze(along)
-        delta: Tensor = factor * new - old
+        norm = torch.linalg.norm(new, dim=along)
+        if bool((norm == 0).any()):
+            raise InputError(
+                "LORA-KIND",
+                f"'{adapter.label}' uses DoRA on an output whose weights are all zero",
+                key=self.update.module,
+                found=f"output {int((norm == 0).nonzero()[0])}",
+                fix="leave the module out with --skip-key",
+            )
+        delta: Tensor = (length / norm).unsqueeze(along) * new - old
         return delta
 
 
@@ -86,11 +94,15 @@ class _Bias:
         return _read(adapter, self.update.bias).float().reshape(-1, 1) * self.update.scale
 
 
-def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> Mapping[str, Callable[[], Delta]]:
-    """A delta for each block the adapter touches; every tensor of the adapter must have its place."""
+Cells = Mapping[str, Callable[[], Delta]]
+
+
+def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[str]]:
+    """A delta for each block the adapter touches, and notes; every tensor of it must have its place."""
+    keys = {f"{u.module}.weight": u.a for u in adapter.updates} | dict(adapter.replacements)
+    find, notes = _finder(base.layout, list(keys), adapter)
     touched: dict[str, list[_Contribution]] = {}
     homeless: list[str] = []
-    find = _Finder(base.layout, [f"{u.module}.weight" for u in adapter.updates])
 
     def add(key: str, name: str, make: Callable[[Place], _Contribution]) -> None:
         places = find(key)
@@ -107,18 +119,44 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> Mapping[str, Calla
         rows = sum(place.part.stop - place.part.start for place in find(key))
         add(key, name, partial(_replacement, adapter, name, rows))
     if homeless:
-        raise InputError(
-            "LORA-KEYS",
-            f"'{adapter.label}' has tensors without a place in base '{base.label}'",
-            found=[printable(name) for name in homeless[:8]],
-            more=f"{len(homeless) - 8} more" if len(homeless) > 8 else "",
-            trained_on=printable(adapter.settings.base_model or "unknown"),
-            fix="use the base that the adapter was trained on, or --skip-key to leave keys out",
+        raise _keys_error(
+            adapter,
+            f"'{adapter.label}' has tensors without a place in the image encoder of '{base.label}'",
+            homeless,
+            "use the base that the adapter was trained on, or --skip-key to leave keys out",
         )
+    for parts in touched.values():
+        _refuse_overlap(adapter, parts)
     blocks = base.layout.by_name
-    return {
-        name: partial(_cell, base, adapter, blocks[name], parts) for name, parts in sorted(touched.items())
-    }
+    cells = {n: partial(_cell, base, adapter, blocks[n], parts) for n, parts in sorted(touched.items())}
+    return cells, notes
+
+
+def _refuse_overlap(adapter: PeftAdapter, parts: list[_Contribution]) -> None:
+    """Two updates of the same rows mean that two names were taken for one."""
+    products = [p for p in parts if isinstance(p, _Product)]
+    end = 0
+    for product in sorted(products, key=lambda p: p.place.part.start):
+        if product.place.part.start < end:
+            names = [p.update.module for p in products]
+            raise _keys_error(
+                adapter,
+                f"'{adapter.label}' has two updates for one place",
+                names,
+                "leave one out with --skip-key",
+            )
+        end = product.place.part.stop
+
+
+def _keys_error(adapter: PeftAdapter, message: str, names: list[str], fix: str) -> InputError:
+    return InputError(
+        "LORA-KEYS",
+        message,
+        found=[printable(name) for name in names[:8]],
+        more=f"{len(names) - 8} more" if len(names) > 8 else "",
+        trained_on=printable(adapter.settings.base_model or adapter.settings.base_class or "unknown"),
+        fix=fix,
+    )
 
 
 def _cell(base: BlockSource, adapter: PeftAdapter, block: Block, parts: list[_Contribution]) -> Delta:
@@ -207,64 +245,96 @@ def _misfit(adapter: PeftAdapter, key: str, expected: object, found: object) -> 
     )
 
 
-class _Finder:
-    """The places of a key that may be named in another library's way than the base's."""
-
-    def __init__(self, layout: Layout, keys: list[str]) -> None:
-        """``keys`` are those the adapter updates; a prefix counts only if it fits all of them."""
-        self._blocks = layout.by_name
-        self._known: dict[str, tuple[Place, ...]] = dict(layout.places)
-        self._moved: Callable[[str], str] = lambda key: key
-        if layout.scheme == PLAIN:
-            self._moved = _wrapper(keys, layout.places)
-            return
-        depth = 1 + max((b.depth for b in layout.blocks if b.depth is not None), default=-1)
-        for rule in expanded(VISION, depth):
-            self._add_names(rule)
-
-    def __call__(self, key: str) -> tuple[Place, ...]:
-        for candidate in (self._moved(key), f"vision_model.{key}", f"visual.{key}", *_tails(key)):
-            if candidate in self._known:
-                return self._known[candidate]
-        return ()
-
-    def _add_names(self, rule: Rule) -> None:
-        """Make a block known under both libraries' names."""
-        places, row = [], 0
-        for name in (rule.open_clip, *(f"{rule.open_clip}.{x}" for x in "qkv")):  # whole, or split
-            if name in self._blocks:
-                rows = self._blocks[name].shape[0] if self._blocks[name].shape else 1
-                places.append(Place(self._blocks[name], Part("", 0, rows, offset=row)))
-                row += rows
-        if not places:
-            return
-        self._known.setdefault(rule.open_clip, tuple(places))
-        share = row // len(rule.hugging_face)
-        for i, name in enumerate(rule.hugging_face):
-            start = i * share
-            place = next(p for p in reversed(places) if p.part.offset <= start)
-            first = start - place.part.offset
-            part = Part("", first, first + share, transposed=rule.transposed)
-            self._known.setdefault(name, (Place(place.block, part),))
+Find = Callable[[str], tuple[Place, ...]]
 
 
-def _wrapper(keys: list[str], places: Mapping[str, object]) -> Callable[[str], str]:
-    """The one prefix, put on or taken off, under which all keys are the base's: the model in a wrapper."""
-    for first in places if keys and not all(key in places for key in keys) else ():
-        longer, shorter = sorted((first, keys[0]), key=len, reverse=True)
-        if not longer.endswith(f".{shorter}"):
-            continue
-        prefix = longer.removesuffix(shorter)
-        added = longer == first
+def _finder(layout: Layout, keys: list[str], adapter: PeftAdapter) -> tuple[Find, list[str]]:
+    """How to find the places of the adapter's keys, by one rule for all of them, and notes on it.
 
-        def moved(key: str, prefix: str = prefix, added: bool = added) -> str:
-            return prefix + key if added else key.removeprefix(prefix)
+    The keys may be the base's own, the other library's, or either under or without a prefix. A prefix
+    counts only if it fits every key, and only if it is the only one that does.
+    """
+    known = _known_names(layout)
+    if all(key in known for key in keys):
+        return lambda key: known.get(key, ()), []
+    fitting: dict[tuple[str, str], None] = {}
+    for taken, added in _prefixes(keys[0], known) if keys else ():
+        if all(key.startswith(taken) and added + key.removeprefix(taken) in known for key in keys):
+            fitting[taken, added] = None
+    if len(fitting) > 1 and layout.scheme != PLAIN:
+        fitting = _of_image_encoder(fitting, keys, known, adapter)
+    if len(fitting) > 1:
+        raise _keys_error(
+            adapter,
+            f"'{adapter.label}' fits more than one part of the base",
+            [f"'{added}' in place of '{taken}'" for taken, added in fitting],
+            "give as the base just the part that the adapter was trained on",
+        )
+    taken, added = next(iter(fitting), ("", ""))
+    notes = [f"names read with '{added}' in place of '{taken}'"] if fitting else []
+    return lambda key: known.get(added + key.removeprefix(taken), ()), notes
 
-        if all((added or key.startswith(prefix)) and moved(key) in places for key in keys):
-            return moved
-    return lambda key: key
+
+def _of_image_encoder(
+    fitting: dict[tuple[str, str], None],
+    keys: list[str],
+    known: Mapping[str, tuple[Place, ...]],
+    adapter: PeftAdapter,
+) -> dict[tuple[str, str], None]:
+    """Both towers of a CLIP name their layers alike; the class it was trained on may tell which it is."""
+    made_for = adapter.settings.base_class or ""
+    if "Text" in made_for:
+        raise _keys_error(
+            adapter,
+            f"'{adapter.label}' was trained on a text encoder",
+            keys,
+            "use an adapter of the image encoder",
+        )
+    if "Vision" not in made_for:
+        return fitting
+    return {(t, a): None for t, a in fitting if known[a + keys[0].removeprefix(t)]}
 
 
-def _tails(key: str) -> list[str]:
-    """The key from the name of the image encoder on, wherever that stands."""
-    return [key[key.index(mark) :] for mark in ("vision_model.", "visual.") if mark in key]
+def _prefixes(key: str, known: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Prefixes to take off and to put on that make this key a known one."""
+    for name in known:
+        if name.endswith(f".{key}"):
+            yield "", name.removesuffix(key)
+        elif key.endswith(f".{name}"):
+            yield key.removesuffix(name), ""
+
+
+def _known_names(layout: Layout) -> dict[str, tuple[Place, ...]]:
+    """Places by every name a tensor may have; those outside of task vectors have none."""
+    known: dict[str, tuple[Place, ...]] = dict(layout.places)
+    known |= {part.key: () for block in layout.outside for part in block.parts if part.key not in known}
+    if layout.scheme == PLAIN:
+        return known
+    both = (*layout.blocks, *layout.outside)
+    depth = 1 + max((b.depth for b in both if b.depth is not None), default=-1)
+    for rule in expanded(VISION, depth):
+        for name, places in _both_names(rule, layout.by_name).items():
+            known.setdefault(name, places)
+    for rule in expanded(TEXT, depth):
+        for name in (rule.open_clip, *rule.hugging_face):
+            known.setdefault(name, ())
+    return known
+
+
+def _both_names(rule: Rule, blocks: Mapping[str, Block]) -> dict[str, tuple[Place, ...]]:
+    """A rule's block, or its thirds where they are blocks of their own, under both libraries' names."""
+    places, row = [], 0
+    for name in (rule.open_clip, *(f"{rule.open_clip}.{x}" for x in "qkv")):
+        if name in blocks:
+            rows = blocks[name].shape[0] if blocks[name].shape else 1
+            places.append(Place(blocks[name], Part("", 0, rows, offset=row)))
+            row += rows
+    if not places:
+        return {}
+    out = {rule.open_clip: tuple(places)}
+    share = row // len(rule.hugging_face)
+    for i, name in enumerate(rule.hugging_face):
+        place = next(p for p in reversed(places) if p.part.offset <= i * share)
+        first = i * share - place.part.offset
+        out[name] = (Place(place.block, Part("", first, first + share, transposed=rule.transposed)),)
+    return out

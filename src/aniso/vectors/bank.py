@@ -10,20 +10,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import InputError, UnsafeError, UsageError, printable
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta
+from aniso.vectors.edits import Edits
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.packing import Storage
 from aniso.vectors.segment import Segment
 from aniso.vectors.segment_writer import write_segment
-from aniso.vectors.task_vector import TaskVector
-from aniso.weights import Ref
+from aniso.vectors.task_vector import TaskVector, stored_vector
+from aniso.weights import Ref, open_weights
 from aniso.weights.atomic import (
     atomic_directory,
     atomic_file,
@@ -32,12 +33,13 @@ from aniso.weights.atomic import (
     write_text,
 )
 from aniso.weights.directory import read_json
-from aniso.weights.files import Progress
+from aniso.weights.files import Progress, RawFile
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_FILE = re.compile(r"vectors-(\d{3,})\.safetensors")
+_FILE = re.compile(r"vectors-([0-9]{3,9})\.safetensors")
+_OURS = re.compile(rf"{MANIFEST}|{_FILE.pattern}")
 _NORM_TOLERANCE = 1e-4
 
 
@@ -46,7 +48,7 @@ class _Strict(BaseModel):
 
 
 class FileRecord(_Strict):
-    file: str = Field(pattern=_FILE.pattern)
+    file: str
     sha256: str
     nbytes: int
 
@@ -56,7 +58,7 @@ class Manifest(_Strict):
 
     schema_version: int
     base: str
-    """Fingerprint of the base."""
+    """Hash of the base's content."""
     layout: str
     """Signature of the layout."""
     files: tuple[FileRecord, ...]
@@ -79,6 +81,7 @@ class Bank:
         manifest: Manifest | None = None,
         homes: Mapping[str, tuple[Segment, int]] | None = None,
     ) -> None:
+        """``homes`` say in which file, and where in it, a vector lies that is on disk."""
         if not vectors:
             raise UsageError("BANK-NAME", "a bank needs at least one vector", fix="name a fine-tuned model")
         for name in vectors:
@@ -96,6 +99,14 @@ class Bank:
                     f"vectors '{first.name}' and '{vector.name}' have different blocks",
                     fix="build the bank over one base",
                 )
+            if vector._base != first._base and not vector.base.is_same_as(first.base):
+                raise InputError(
+                    "BANK-BASE",
+                    f"vectors '{first.name}' and '{vector.name}' are over different bases",
+                    expected=f"{first.base.label} {first.base.fingerprint[:16]}",
+                    found=f"{vector.base.label} {vector.base.fingerprint[:16]}",
+                    fix="build the bank over one base",
+                )
 
     # making one
 
@@ -103,7 +114,7 @@ class Bank:
     def build(
         cls,
         base: Ref | BlockSource,
-        tuned: Mapping[str, Ref],
+        tuned: Mapping[str, Ref | TaskVector],
         *,
         to: str | Path | None = None,
         storage: str = "fp32",
@@ -115,26 +126,35 @@ class Bank:
     ) -> Bank:
         """A bank of the differences of fine-tuned models and adapters to their base.
 
+        A vector that was made over the same base before, or the file it was saved to, is taken as it is.
         With ``to`` it is written there block by block as it is computed and checked, in the memory of two
         blocks. Without, it stays a view of the files it was built from, which are checked at once.
         """
         for name in tuned:
             _check_name(name)
         blocks = BlockSource.of(base)
+        edits = Edits(skip, rename or {})
+        stored = {name: stored_vector(ref) for name, ref in tuned.items()}
+        sources = {name: open_weights(cast(Ref, tuned[name])) for name, v in stored.items() if v is None}
+        edits.require_used(sources.values())
         vectors = {
-            name: TaskVector.between(
+            name: stored[name]
+            or TaskVector.between(
                 blocks,
-                ref,
+                sources[name],
                 name=name,
                 skip=skip,
                 rename=rename,
                 allow_distant=allow_distant,
                 check=to is None,
+                require_used=False,
                 progress=progress,
             )
-            for name, ref in tuned.items()
+            for name in tuned
         }
         bank = cls(vectors)
+        if any(stored.values()):
+            bank._require_base(blocks)
         if to is None:
             return bank
         return bank.save(to, storage=storage, overwrite=overwrite, progress=progress)
@@ -167,8 +187,8 @@ class Bank:
     ) -> Bank:
         """Write the bank to a directory, in any storage; returns the bank that is there now."""
         path = Path(path)
-        require_space(path, self._expected_bytes(Storage(storage)))
-        with atomic_directory(path, overwrite=overwrite) as partial:
+        require_space(path, self._expected_bytes(Storage.of(storage)))
+        with atomic_directory(path, overwrite=overwrite, ours=_OURS) as partial:
             vectors = list(self._vectors.values())
             target = partial / "vectors-000.safetensors"
             with atomic_file(target) as out:
@@ -176,7 +196,7 @@ class Bank:
             record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
             manifest = Manifest(
                 schema_version=SCHEMA,
-                base=index.base.fingerprint,
+                base=index.base.content,
                 layout=self.layout.signature,
                 files=(record,),
                 vectors=tuple(self._vectors),
@@ -197,6 +217,17 @@ class Bank:
     ) -> Bank:
         """Add vectors to a bank on disk, as a further file; what is there is not touched."""
         path = self._require_path()
+        if self.manifest is not None and self.names != self.manifest.vectors:
+            raise UsageError(
+                "BANK-NAME",
+                "vectors can be added to a whole bank only, and this is a selection from one",
+                fix="Bank.open(path).add(…), then select",
+            )
+        kind = Storage.of(storage or self.storage)
+        if kind.has_mean:  # a mean of the few new vectors would be no mean of the bank
+            if storage:
+                raise UsageError("USAGE", f"'{storage}' needs all vectors at once", fix="use bank quantise")
+            kind = Storage.INT4
         blocks = BlockSource.of(base)
         with locked(path):
             current = Bank.open(path)
@@ -211,9 +242,6 @@ class Bank:
                 allow_distant=allow_distant,
                 progress=progress,
             )
-            kind = Storage(storage or current.storage)
-            if kind.has_mean:  # a mean of the few new vectors would be no mean of the bank
-                kind = Storage.INT4
             require_space(path, new._expected_bytes(kind))
             target = path / _next_file(path)
             with atomic_file(target) as out:
@@ -240,9 +268,12 @@ class Bank:
 
     @property
     def storage(self) -> str:
-        """The storage of a bank on disk; of its first file, should they differ."""
-        segments = [segment for segment, _ in self._homes.values()]
-        return segments[0].index.storage if segments else Storage.FP32
+        """The storage of a bank on disk; files that were added may have others."""
+        return next((self.storage_of(name) for name in self), Storage.FP32)
+
+    def storage_of(self, name: str) -> str:
+        home = self._homes.get(name)
+        return home[0].index.storage if home else Storage.FP32
 
     @property
     def content_hash(self) -> str:
@@ -251,8 +282,13 @@ class Bank:
         files = {r.file: r.sha256 for r in self.manifest.files} if self.manifest else {}
         for name, vector in self._vectors.items():
             home = self._homes.get(name)
-            origin = files[home[0].file.path.name] if home else vector.provenance.sha256
-            digest.update(f"{name}\0{origin}\0{home[1] if home else 0}\n".encode())
+            if home:
+                what = f"{files[home[0].file.path.name]}\0{home[1]}"
+            else:
+                what = (
+                    f"{vector.provenance.sha256}\0{vector.provenance.formula}\0{sorted(vector.norms.items())}"
+                )
+            digest.update(f"{name}\0{what}\n".encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -319,8 +355,7 @@ class Bank:
         path = self._require_path()
         assert self.manifest is not None
         for record in self.manifest.files:
-            segment = next(s for s, _ in self._homes.values() if s.file.path.name == record.file)
-            found = segment.file.sha256(progress)
+            found = RawFile(path / record.file).sha256(progress)
             if found != record.sha256:
                 raise InputError(
                     "FILE-HASH",
@@ -355,7 +390,7 @@ class Bank:
         seen: dict[str, str] = {}
         notes = []
         for name, vector in self._vectors.items():
-            first = seen.setdefault(vector.provenance.sha256 or name, name)
+            first = seen.setdefault(vector.provenance.sha256 or f"vector {name}", name)
             if first != name:
                 notes.append(f"warning: '{name}' was made from the same file as '{first}'")
         return notes
@@ -395,7 +430,15 @@ class Bank:
                 fix=f"use the bank's base: {self.base.label}",
             )
         found = base.identity()
-        if found.fingerprint != self.base.fingerprint:
+        if found.content == self.base.content and not found.is_same_as(self.base):
+            raise InputError(
+                "CKPT-ACTIVATION",
+                f"'{base.label}' has the weights of the bank's base, but another activation",
+                expected=self.base.activation,
+                found=found.activation,
+                fix=f"--activation {self.base.activation}",
+            )
+        if not found.is_same_as(self.base):
             raise InputError(
                 "BANK-BASE",
                 f"'{base.label}' is not the bank's base",
@@ -443,7 +486,17 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(read_json(path / MANIFEST))
     except ValidationError as e:
-        raise _manifest_error(path, str(e.errors()[0]["msg"])) from None
+        first = e.errors()[0]
+        raise _manifest_error(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for record in manifest.files:
+        if not _FILE.fullmatch(record.file):
+            raise UnsafeError(
+                "DIR-PATH",
+                f"'{printable(path / MANIFEST)}' points to a file that no bank has",
+                entry=printable(record.file),
+                expected="vectors-000.safetensors and the like, in the same directory",
+                fix="build the bank again",
+            )
     if manifest.schema_version != SCHEMA:
         raise _manifest_error(path, f"schema {manifest.schema_version}, this version of aniso reads {SCHEMA}")
     return manifest
@@ -459,7 +512,7 @@ def _open_segment(path: Path, record: FileRecord, manifest: Manifest) -> Segment
             found=f"{segment.file.size} bytes",
             fix="restore the file from a copy, or build the bank again",
         )
-    if (segment.base.fingerprint, segment.layout.signature) != (manifest.base, manifest.layout):
+    if (segment.base.content, segment.layout.signature) != (manifest.base, manifest.layout):
         raise InputError(
             "BANK-BASE",
             f"'{printable(path / record.file)}' is over another base than the rest of the bank",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -124,10 +124,6 @@ class Layout:
                 out[part.key] = (*out.get(part.key, ()), Place(block, part))
         return out
 
-    def only(self, names: Iterable[str]) -> Layout:
-        wanted = set(names)
-        return Layout(self.scheme, tuple(b for b in self.blocks if b.name in wanted), self.outside)
-
 
 def _names(source: WeightSource, scheme: str) -> Names:
     if scheme not in ("auto", *SCHEMES):
@@ -136,7 +132,8 @@ def _names(source: WeightSource, scheme: str) -> Names:
             f"there is no naming '{scheme}'",
             expected=", ".join(("auto", *SCHEMES)),
         )
-    keys = [key for key in source.tensors if key not in source.aliases]
+    tied = tied_names(source)
+    keys = [key for key in source.tensors if tied.get(key, key) == key]
     names = recognise(keys)
     if scheme == PLAIN:
         return Names(PLAIN, {key: key for key in keys})
@@ -149,6 +146,14 @@ def _names(source: WeightSource, scheme: str) -> Names:
             fix=f"use --scheme auto, or one of {', '.join(SCHEMES)}",
         )
     return names
+
+
+def tied_names(source: WeightSource) -> dict[str, str]:
+    """Every name of a tied tensor to the one its block has: the first by the alphabet."""
+    groups: dict[str, list[str]] = {}
+    for name, other in source.aliases.items():
+        groups.setdefault(other, [other]).append(name)
+    return {name: min(names) for names in groups.values() for name in names}
 
 
 class _Builder:
@@ -267,15 +272,16 @@ def _kind(name: str, shape: tuple[int, ...]) -> Kind:
 
 def _depth(name: str) -> int | None:
     """The first number in a name counts its layers."""
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    stage = re.search(r"(?:^|\.)layer(\d+)\.", name)
+    number = re.search(r"(?:^|\.)([0-9]{1,6})(?:\.|$)", name)
+    stage = re.search(r"(?:^|\.)layer([0-9]{1,6})\.", name)
     found = number or stage
     return int(found[1]) if found else None
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key under which layer 10 follows layer 9."""
-    return [(0, int(t), "") if t.isdigit() else (1, 0, t) for t in re.split(r"(\d+)", name)]
+    parts = re.split(r"([0-9]{1,9})", name)
+    return [(0, int(t), "") if i % 2 else (1, 0, t) for i, t in enumerate(parts)]
 
 
-__all__ = ["Block", "Kind", "Layout", "OUTSIDE", "Part", "Place"]
+__all__ = ["Block", "Kind", "Layout", "OUTSIDE", "Part", "Place", "tied_names"]

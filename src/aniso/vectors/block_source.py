@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,8 +12,10 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.block import Block, Kind, Layout, Part
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
-from aniso.weights import PeftAdapter, Ref, Renamed, WeightSource, open_weights
+from aniso.weights import PeftAdapter, Ref, WeightSource, open_weights
 from aniso.weights.fingerprint import combined_hash, tensor_hash
+
+ACTIVATIONS = ("quick_gelu", "gelu")
 
 
 class BlockSource:
@@ -39,16 +39,7 @@ class BlockSource:
             )
         self.source = source
         self.label = source.label
-        said = source.info.config.activation
-        if activation and said and activation != said:
-            raise InputError(
-                "CKPT-ACTIVATION",
-                f"'{source.label}' has another activation than asked for",
-                expected=activation,
-                found=said,
-                fix="leave --activation out, or use the right files",
-            )
-        self.activation = activation or said
+        self.activation = agreed_activation(source, activation)
         self.layout = Layout.of(source, scheme=scheme, split=split)
         self._split = split
         self._finite = finite
@@ -112,7 +103,7 @@ class BlockSource:
                 hashes[block.name] = tensor_hash(self.read_outside(block))
         return BaseInfo(
             short_label(self.source),
-            combined_hash(hashes, self.activation),
+            combined_hash(hashes),
             self.activation,
             {block.name: self._norms[block.name] for block in self.layout.blocks},
         )
@@ -121,21 +112,11 @@ class BlockSource:
         return self.source.tensors[block.parts[0].key].dtype
 
     def _piece(self, part: Part) -> Tensor:
-        key, rows = part.key, part.stop - part.start
-        if not self.source.tensors[key].is_float:
-            raise InputError(
-                "WEIGHT-DTYPE",
-                f"'{self.label}' has a weight that is not a float",
-                key=key,
-                found=self.source.tensors[key].dtype,
-                expected="F16, BF16, F32 or F64",
-                fix="convert it with the tool that quantised it",
-            )
-        tensor = self.source.read(key)
+        tensor = self.source.read(part.key)
         if part.transposed:
             tensor = tensor.T
-        if tensor.ndim and rows != tensor.shape[0]:
-            tensor = tensor[part.offset : part.offset + rows]
+        if tensor.ndim:
+            tensor = tensor[part.offset : part.offset + part.stop - part.start]
         return tensor.to(torch.float32).contiguous()
 
     def _check_finite(self, block: Block, values: Tensor) -> float:
@@ -152,39 +133,31 @@ class BlockSource:
         return float(torch.linalg.vector_norm(values.double()))
 
 
+def agreed_activation(source: WeightSource, said: str | None) -> str | None:
+    """The activation that the files name, or that the user does; the two must not contradict each other."""
+    named = source.info.config.activation
+    if said not in (None, *ACTIVATIONS):
+        raise UsageError(
+            "CKPT-ACTIVATION",
+            f"there is no activation '{printable(said)}'",
+            expected=" or ".join(ACTIVATIONS),
+        )
+    if said and named and said != named:
+        raise InputError(
+            "CKPT-ACTIVATION",
+            f"'{source.label}' has another activation than asked for",
+            expected=said,
+            found=named,
+            fix="leave --activation out, or use the right files",
+        )
+    return said or named
+
+
 def short_label(source: WeightSource) -> str:
     """A name for records: the hub id, or the last part of the path; never a home directory."""
     if source.info.revision is not None or not source.files:
         return source.label
     return Path(source.label).name
-
-
-def edited(source: WeightSource, skip: tuple[str, ...], rename: Mapping[str, str]) -> WeightSource:
-    """The source without the keys that match a pattern in ``skip``, and with some keys renamed."""
-    if not skip and not rename:
-        return source
-    unused = [f"--rename {old}={new}" for old, new in rename.items() if old not in source.tensors]
-    unused += [f"--skip-key {p}" for p in skip if not any(fnmatchcase(key, p) for key in source.tensors)]
-    if unused:
-        raise UsageError(
-            "CKPT-KEYS",
-            f"'{source.label}' has no such key",
-            found=", ".join(unused),
-            fix=f"aniso inspect --keys '{source.label}'",
-        )
-    names = {
-        rename.get(key, key): key
-        for key in source.tensors
-        if not any(fnmatchcase(key, pattern) for pattern in skip)
-    }
-    left_out = sorted(set(source.tensors) - set(names.values()))
-    notes = [f"key renamed: {printable(old)} -> {printable(new)}" for old, new in rename.items()]
-    if left_out:
-        notes.append(f"{len(left_out)} keys left out on request: {printable(', '.join(left_out))}")
-    info = replace(source.info, notes=(*source.info.notes, *notes))
-    if isinstance(source, PeftAdapter):
-        return source.under(names, info)
-    return Renamed(source, names, info)
 
 
 def outside_pairs(base: BlockSource, tuned: BlockSource) -> Iterator[tuple[Block, Block]]:

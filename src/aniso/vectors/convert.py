@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, NumericalError, UsageError, printable
+from aniso.vectors.block_source import ACTIVATIONS, agreed_activation
 from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
-from aniso.weights import SafetensorsWriter, WeightSource, header_room
+from aniso.weights import PeftAdapter, SafetensorsWriter, WeightSource, header_room
 from aniso.weights.atomic import atomic_directory, atomic_file, require_space, write_text
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
 
 _TARGETS = {"open_clip": OPEN_CLIP, "huggingface": HUGGING_FACE}
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_OURS = re.compile(r"(open_clip_)?(model\.safetensors|config\.json)")
 _FILES = {"open_clip": "open_clip_model.safetensors", "huggingface": "model.safetensors"}
 
 
@@ -45,6 +48,17 @@ def convert(
     """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
     if to not in ("safetensors", *_TARGETS):
         raise UsageError("USAGE", f"cannot convert to '{to}'", expected=", ".join(("safetensors", *_TARGETS)))
+    if isinstance(source, PeftAdapter):
+        raise InputError(
+            "LORA-KIND",
+            f"'{source.label}' is an adapter: without its configuration its factors mean nothing",
+            fix="make a vector of it with: aniso vector make --base BASE ADAPTER -o FILE",
+        )
+    inside = [file.label for file in source.files if out.absolute() in file.path.absolute().parents]
+    if inside and to != "safetensors":
+        raise UsageError(
+            "OUT-EXISTS", f"'{printable(out)}' is where the input lies", found=inside[0], fix="name another"
+        )
     require_space(out, source.nbytes)
     if to == "safetensors":
         plan = Conversion({n: partial(source.read, n) for n in source.tensors}, ())
@@ -52,7 +66,7 @@ def convert(
         return (*source.info.notes, *plan.notes)
     plan = renamed(source, to)
     config, notes = _config(source, to, activation)
-    with atomic_directory(out, overwrite=overwrite) as unfinished:
+    with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
         _write(unfinished / _FILES[to], plan, dtype, progress)
         name = "config.json" if to == "huggingface" else "open_clip_config.json"
         write_text(unfinished / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -71,22 +85,32 @@ def renamed(source: WeightSource, to: str) -> Conversion:
             fix="convert it with --to safetensors to keep its names",
         )
     left = dict(names.keys)
+    missing: list[str] = []
     tensors: dict[str, Callable[[], Tensor]] = {}
     for rules in (VISION, TEXT):
         for rule in _filled(rules, left):
             theirs = (rule.open_clip,) if names.scheme == OPEN_CLIP else rule.hugging_face
+            missing += [name for name in theirs if name not in left]
             if not all(name in left for name in theirs):
                 continue
             keys = [left.pop(name) for name in theirs]
             tensors |= _moved(source, rule, keys, names.scheme, _TARGETS[to])
     buffers = sorted(name for name, key in left.items() if source.tensors[key].dtype not in FLOATS)
     unknown = sorted(set(left) - set(buffers))
-    if unknown:
+    if unknown or missing:
         raise InputError(
             "CKPT-KEYS",
-            f"'{source.label}' has tensors without a name in {to}",
+            f"'{source.label}' is not a whole CLIP model with the tensors that {to} knows",
+            missing=[printable(name) for name in missing[:8]],
             extra=[printable(name) for name in unknown[:8]],
-            fix="leave them out with --skip-key",
+            fix="leave extra ones out with --skip-key; parts of a model convert with --to safetensors",
+        )
+    if source.info.config.unusual:
+        raise InputError(
+            "LAYOUT-CONVERT",
+            f"'{source.label}' has settings without a counterpart in {to}",
+            found=list(source.info.config.unusual),
+            fix="convert it with --to safetensors to keep its names",
         )
     notes = (f"buffers that the model makes itself, left out: {', '.join(buffers)}",) if buffers else ()
     return Conversion(tensors, notes)
@@ -155,32 +179,27 @@ def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor
 
 def _config(source: WeightSource, to: str, activation: str | None) -> tuple[dict[str, Any], list[str]]:
     """The configuration the other library needs; most of it can be read off the shapes."""
-    found = activation or source.info.config.activation
+    found = agreed_activation(source, activation)
     notes = []
-    if found is None:
+    if found not in ACTIVATIONS:
         raise UsageError(
             "CKPT-ACTIVATION",
-            f"'{source.label}' does not say which activation it was trained with",
+            f"'{source.label}' does not say which of the two activations it was trained with",
+            found=found,
             expected="quick_gelu (OpenAI's weights) or gelu",
             fix="add --activation quick_gelu or --activation gelu",
         )
-    towers = _towers(source)
-    if towers is None:
-        raise InputError(
-            "LAYOUT-CONVERT",
-            f"'{source.label}' holds an image encoder only; a whole model is needed",
-            fix="convert it with --to safetensors to keep its names",
-        )
-    vision, text = towers
+    vision, text = _towers(source)
     for tower, key in ((vision, "vision"), (text, "text")):
         if tower["heads"] is None:
             tower["heads"] = max(1, tower["width"] // 64)
             notes.append(f"{key} tower: {tower['heads']} attention heads, by CLIP's rule of width / 64")
     make = _hugging_face_config if to == "huggingface" else _open_clip_config
-    return make(vision, text, found), notes
+    return make(vision, text, str(found)), notes
 
 
-def _towers(source: WeightSource) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _towers(source: WeightSource) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sizes of a whole model's towers, from its shapes."""
     names = recognise(source.tensors)
     shapes = {name: source.tensors[key].shape for name, key in names.keys.items()}
     ours = names.scheme == OPEN_CLIP
@@ -190,9 +209,6 @@ def _towers(source: WeightSource) -> tuple[dict[str, Any], dict[str, Any]] | Non
         return found[::-1] if rule.transposed and not ours else found
 
     by_name = {rule.open_clip: rule for rules in (VISION, TEXT) for rule in _filled(rules, shapes)}
-    needed = ("visual.conv1.weight", "visual.proj", "token_embedding.weight", "text_projection")
-    if not all((n if ours else by_name[n].hugging_face[0]) in shapes for n in needed):
-        return None
     heads = source.info.config.heads
     conv, proj = shape(by_name["visual.conv1.weight"]), shape(by_name["visual.proj"])
     positions = shape(by_name["visual.positional_embedding"])[0] - 1

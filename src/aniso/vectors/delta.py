@@ -46,7 +46,12 @@ class Delta(ABC):
         return math.fsum(float(a[piece].double() @ b[piece].double()) for piece in pieces)
 
     def norm(self) -> float:
-        return math.sqrt(max(0.0, self.dot(self)))
+        square = self.dot(self)
+        return 0.0 if square <= 0 else math.sqrt(square)  # not max(): that would make 0 of NaN
+
+    def vanishes(self, norm: float) -> bool:
+        """Whether a delta of this norm, its own, changes nothing at all."""
+        return norm == 0
 
     def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
         """``base + coefficient * self`` as a fresh float32 tensor; 0 gives the base bit for bit."""
@@ -91,6 +96,10 @@ class Dense(Delta):
         norm = float(torch.linalg.vector_norm(self.values, dtype=torch.float32))
         # squares of very small or large numbers leave float32's range
         return norm if 1e-15 < norm < 1e15 else super().norm()
+
+    def vanishes(self, norm: float) -> bool:
+        # a block in which only signs of zero changed has exact values and no norm
+        return norm == 0 and self.exact is None
 
     def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
         out = super().applied_to(base, coefficient)

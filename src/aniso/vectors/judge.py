@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from aniso.errors import InputError, NumericalError
+from aniso.errors import InputError
 from aniso.vectors.block import Layout
 from aniso.weights.dtypes import relative_rounding
 
@@ -22,19 +22,14 @@ def judge(
     layout: Layout,
     norms: Mapping[str, float],
     base_norms: Mapping[str, float],
-    dtype: str | None = None,
+    dtypes: Mapping[str, str],
     *,
     allow_distant: bool = False,
 ) -> list[str]:
-    """Notes on a vector with these block norms; an error if it is no difference to this base."""
-    broken = [block for block, norm in norms.items() if not math.isfinite(norm)]
-    if broken:
-        raise NumericalError(
-            "VECTOR-RANGE",
-            f"'{name}' has a block whose difference is not finite",
-            key=broken[0],
-            fix="look for very large values with: aniso inspect --hash",
-        )
+    """Notes on a vector with these block norms; an error if it is no difference to this base.
+
+    ``dtypes`` are those the blocks of the tuned model were stored in.
+    """
     if not any(norms.values()):
         raise InputError(
             "VECTOR-ZERO",
@@ -46,9 +41,7 @@ def judge(
     if zero:
         notes.append(_listed(zero))
     notes += _distance(name, layout, norms, base_norms, allow_distant)
-    if dtype in ("F16", "BF16"):
-        notes += _noise(norms, base_norms, dtype)
-    return notes
+    return [*notes, *_rounding(norms, base_norms, dtypes)]
 
 
 def _listed(zero: list[str]) -> str:
@@ -87,9 +80,20 @@ def _distance(
     return []
 
 
-def _noise(norms: Mapping[str, float], base_norms: Mapping[str, float], dtype: str) -> list[str]:
+def _rounding(
+    norms: Mapping[str, float], base_norms: Mapping[str, float], dtypes: Mapping[str, str]
+) -> list[str]:
+    """How much of a difference is rounding of the numbers it was computed from, block by block."""
+    narrow = {block: dtype for block, dtype in dtypes.items() if dtype in ("F16", "BF16")}
+    notes = []
+    if "F64" in dtypes.values():
+        notes.append("stored as F64, computed in float32")
+    if not narrow:
+        return notes
     signal = math.sqrt(sum(n * n for n in norms.values()))
-    size = math.sqrt(sum(base_norms.get(block, 0.0) ** 2 for block in norms))
-    share = relative_rounding(dtype) * size / signal
-    text = f"stored as {dtype}, rounding is about {share:.1%} of the difference"
-    return [f"warning: {text}" if share > NOISE_WARNING else text]
+    noise = math.sqrt(
+        sum((relative_rounding(dtype) * base_norms.get(block, 0.0)) ** 2 for block, dtype in narrow.items())
+    )
+    kinds = " and ".join(sorted(set(narrow.values())))
+    text = f"stored as {kinds}, rounding is about {noise / signal:.1%} of the difference"
+    return [*notes, f"warning: {text}" if noise / signal > NOISE_WARNING else text]

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from aniso.errors import InputError, printable
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -116,11 +118,8 @@ def _hugging_face(keys: set[str]) -> Names | None:
     outer = prefix.removesuffix("vision_model.")
     # transformers 5 saves a bare vision model without its prefix
     bare = not prefix.endswith("vision_model.")
-    standard = {}
-    for key in keys:
-        local = key.removeprefix(outer) if key.startswith(outer) else key
-        standard[f"vision_model.{local}" if bare and local != "visual_projection.weight" else local] = key
-    return Names(HUGGING_FACE, standard)
+    add = "vision_model." if bare else ""
+    return Names(HUGGING_FACE, _standard(keys, outer, add, "visual_projection.weight"))
 
 
 def _open_clip_vit(keys: set[str]) -> Names | None:
@@ -129,11 +128,7 @@ def _open_clip_vit(keys: set[str]) -> Names | None:
         return None
     outer = prefix.removesuffix("visual.")
     bare = not prefix.endswith("visual.")
-    standard = {}
-    for key in keys:
-        local = key.removeprefix(outer) if key.startswith(outer) else key
-        standard[f"visual.{local}" if bare else local] = key
-    return Names(OPEN_CLIP, standard)
+    return Names(OPEN_CLIP, _standard(keys, outer, "visual." if bare else ""))
 
 
 def _open_clip_other(keys: set[str]) -> Names | None:
@@ -144,7 +139,24 @@ def _open_clip_other(keys: set[str]) -> Names | None:
     (prefix,) = prefixes
     if f"{prefix}logit_scale" not in keys:
         return None
-    return Names(OPEN_CLIP_OTHER, {key.removeprefix(prefix): key for key in keys})
+    return Names(OPEN_CLIP_OTHER, _standard(keys, prefix, ""))
+
+
+def _standard(keys: set[str], outer: str, add: str, never: str = "") -> dict[str, str]:
+    """Standard names: ``outer`` taken off, ``add`` put on; no two keys may come to have one name."""
+    standard: dict[str, str] = {}
+    for key in sorted(keys):
+        local = key.removeprefix(outer)
+        name = local if local == never else add + local
+        if name in standard:
+            raise InputError(
+                "CKPT-AMBIGUOUS",
+                "two tensors have one name once the prefix is taken off",
+                found=[printable(standard[name]), printable(key)],
+                fix=f"leave one out with --skip-key '{printable(key)}'",
+            )
+        standard[name] = key
+    return standard
 
 
 def _prefix(keys: set[str], mark: re.Pattern[str]) -> str | None:
@@ -156,6 +168,6 @@ def layers_of(rules: Iterable[Rule], names: Iterable[str]) -> int:
     """How many layers a model with these standard names, of either library, has in one tower."""
     mark = next(rule for rule in rules if "{i}" in rule.open_clip)
     templates = (mark.open_clip, mark.hugging_face[0])
-    pattern = re.compile("|".join(re.escape(t).replace(r"\{i\}", r"(\d+)") for t in templates))
+    pattern = re.compile("|".join(re.escape(t).replace(r"\{i\}", r"([0-9]{1,6})") for t in templates))
     numbers = [int(m[1] or m[2]) for name in names if (m := pattern.fullmatch(name))]
     return max(numbers, default=-1) + 1

@@ -1,6 +1,6 @@
 """Few-bit storage: groups of numbers share a scale, codes count steps of it.
 
-Codes of 8 and 4 bits count whole steps on both sides of zero and the largest number of a group is exact.
+Codes of 8 and 4 bits count whole steps on both sides of zero, as many as reach a group's largest number.
 Codes of 2 bits have four levels at half steps, which is the better choice when there are so few.
 """
 
@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+from aniso.errors import UsageError, printable
 
 GROUP = 64
 SMALL = 4096  # blocks up to this size stay in full precision: together they are a thousandth of a model
@@ -28,6 +30,12 @@ class Storage(StrEnum):
     INT4 = "int4"
     RESIDUAL4 = "residual4"
     RESIDUAL2 = "residual2"
+
+    @classmethod
+    def of(cls, name: str) -> Storage:
+        if name not in list(cls):
+            raise UsageError("USAGE", f"there is no storage '{printable(name)}'", expected=", ".join(cls))
+        return cls(name)
 
     @property
     def packing(self) -> Packing | None:

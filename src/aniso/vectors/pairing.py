@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 import torch
 
 from aniso.errors import InputError, printable
-from aniso.vectors.block import Block, Kind
+from aniso.vectors.block import Block, Kind, tied_names
 from aniso.vectors.block_source import BlockSource, outside_pairs
+from aniso.vectors.edits import Edits
 from aniso.vectors.naming import HUGGING_FACE
 
 _SHOWN = 8
 
 
 def paired_blocks(
-    base: BlockSource, tuned: BlockSource, skip: tuple[str, ...] = ()
+    base: BlockSource, tuned: BlockSource, edits: Edits
 ) -> tuple[list[tuple[Block, Block]], list[str]]:
     """Blocks of base and tuned model by name, and notes on what is absent by a known rule."""
     _check_activation(base, tuned)
-    theirs = tuned.layout.by_name
-    missing = [b for b in base.layout.blocks if b.name not in theirs]
-    extra = [b for b in tuned.layout.blocks if b.name not in base.layout.by_name]
-    notes, unexplained = _explained(base, tuned, missing, skip)
     _refuse_linearised(tuned)
-    _check_shapes(base, tuned)
+    _refuse_integers(base, tuned)
+    theirs = dict(tuned.layout.by_name)
+    notes = _untie(base, tuned, theirs)
+    missing = [b for b in base.layout.blocks if b.name not in theirs]
+    extra = [b for name, b in theirs.items() if name not in base.layout.by_name]
+    absent, unexplained = _explained(tuned, missing, edits)
+    _check_shapes(base, tuned, theirs)
     if unexplained or extra:
         raise _keys_error(base, tuned, unexplained, extra)
     pairs = [(b, theirs[b.name]) for b in base.layout.blocks if b.name in theirs]
-    return pairs, [*notes, *_compare_outside(base, tuned)]
+    return pairs, [*notes, *absent, *_compare_outside(base, tuned)]
 
 
-def _explained(
-    base: BlockSource, tuned: BlockSource, missing: list[Block], skip: tuple[str, ...]
-) -> tuple[list[str], list[Block]]:
+def _untie(base: BlockSource, tuned: BlockSource, theirs: dict[str, Block]) -> list[str]:
+    """Match blocks of which one model stores one tensor under two names, and the other one twice."""
+    notes = []
+    here, there = tied_names(tuned.source), tied_names(base.source)
+    for block in base.layout.blocks:
+        key = block.parts[0].key
+        if block.name not in theirs and len(block.parts) == 1 and key in here:
+            theirs[block.name] = block  # the tied tensor can be read under this name, too
+            notes.append(f"{printable(key)} is tied to {printable(here[key])} in the tuned model only")
+    for key, first in there.items():
+        if key == first or key not in theirs or first not in theirs:
+            continue
+        if not torch.equal(tuned.read(theirs[key]), tuned.read(theirs[first])):
+            raise InputError(
+                "CKPT-KEYS",
+                f"'{tuned.label}' has two tensors where base '{base.label}' has one under two names",
+                found=[printable(key), printable(first)],
+                expected="equal values, as they are tied in the base",
+                fix="use a base in which they are not tied",
+            )
+        del theirs[key]
+        notes.append(f"{printable(key)} is tied to {printable(first)} in the base, and equal here")
+    return notes
+
+
+def _refuse_integers(base: BlockSource, tuned: BlockSource) -> None:
+    for block in base.layout.blocks:
+        for part in block.parts:
+            info = tuned.source.tensors.get(part.key)
+            if info is not None and not info.is_float:
+                raise InputError(
+                    "WEIGHT-DTYPE",
+                    f"'{tuned.label}' has a weight that is not a float",
+                    key=part.key,
+                    found=info.dtype,
+                    expected="F16, BF16, F32 or F64",
+                    fix="convert it to BF16 with the tool that quantised it",
+                )
+
+
+def _explained(tuned: BlockSource, missing: list[Block], edits: Edits) -> tuple[list[str], list[Block]]:
     notes, unexplained = [], []
     for block in missing:
-        names = (block.name, *(part.key for part in block.parts))
-        if any(fnmatchcase(name, pattern) for name in names for pattern in skip):
+        if edits.skips(block.name, *(part.key for part in block.parts)):
             notes.append(f"block {block.name} is absent, as asked for")
         elif block.name == "visual.proj" and tuned.layout.scheme == HUGGING_FACE:
             notes.append("block visual.proj is absent: a CLIPVisionModel is saved without its projection")
@@ -67,11 +105,11 @@ def _refuse_linearised(tuned: BlockSource) -> None:
         )
 
 
-def _check_shapes(base: BlockSource, tuned: BlockSource) -> None:
+def _check_shapes(base: BlockSource, tuned: BlockSource, theirs: dict[str, Block]) -> None:
     differing = [
         (block, other)
         for block in base.layout.blocks
-        if (other := tuned.layout.by_name.get(block.name)) and other.shape != block.shape
+        if (other := theirs.get(block.name)) and other.shape != block.shape
     ]
     if not differing:
         return

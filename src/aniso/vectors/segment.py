@@ -51,9 +51,7 @@ class Segment:
         for name, cell in index.cells.items():
             for i in (*cell.dense, *(t.vector for t in cell.terms)):
                 self._present[i][name] = None
-        self.base = BaseInfo(
-            index.base.label, index.base.fingerprint, index.base.activation, index.base.norms
-        )
+        self.base = BaseInfo(index.base.label, index.base.content, index.base.activation, index.base.norms)
 
     @classmethod
     def open(cls, path: Path) -> Segment:

@@ -39,7 +39,7 @@ class BlockRecord(_Strict):
 
 class BaseRecord(_Strict):
     label: str
-    fingerprint: str
+    content: str
     activation: str | None = None
     norms: dict[str, float]
 

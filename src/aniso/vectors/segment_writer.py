@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aniso.errors import NumericalError
+from aniso.errors import InputError, NumericalError, printable
 from aniso.vectors.block import Block, Layout
 from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Term
 from aniso.vectors.origin import BaseInfo, Provenance
@@ -40,8 +40,9 @@ class VectorLike(Protocol):
 
     name: str
     layout: Layout
-    relative_error: float
 
+    @property
+    def relative_error(self) -> float: ...
     @property
     def base(self) -> BaseInfo: ...
     def __contains__(self, block: str) -> bool: ...
@@ -58,8 +59,15 @@ def write_segment(
     progress: Progress | None = None,
 ) -> Index:
     """Write vectors over one base, block by block. Cells that are zero are left out."""
-    kind = Storage(storage)
+    kind = Storage.of(storage)
     layout = vectors[0].layout
+    for block in layout.blocks:
+        if "|" in block.name or block.name == INDEX:
+            raise InputError(
+                "CKPT-KEYS",
+                f"a block cannot be called '{printable(block.name)}' in a file of vectors",
+                fix="rename the key with --rename",
+            )
     names = [f"{b.name}{end}" for b in layout.blocks for end in _NAME_ENDS]
     writer = SafetensorsWriter(stream, header_room([*names, INDEX]))
     cells: dict[str, CellRecord] = {}
@@ -73,6 +81,8 @@ def write_segment(
             measured[i].norms[block.name] = norm
             measured[i].stored[block.name] = cell.stored.get(i, norm)
             measured[i].error += cell.errors.get(i, 0.0)
+            if i in cell.kept:
+                measured[i].kept.append(block.name)
     index = _index(kind, layout, vectors, cells, measured)
     text = index.model_dump_json().encode()
     writer.add(INDEX, torch.frombuffer(bytearray(text), dtype=torch.uint8))
@@ -94,7 +104,7 @@ def _index(
     records = []
     for vector, own in zip(vectors, measured, strict=True):
         origin = vector.concluded(own.norms)
-        kept = {block: own.stored[block] for block, norm in own.norms.items() if norm > 0}
+        kept = {block: own.stored[block] for block in own.kept}
         lost = math.sqrt(own.error / max(sum(n * n for n in own.norms.values()), 1e-300))
         # packing what was packed before: errors of independent roundings add up in squares
         total = math.hypot(lost, vector.relative_error)
@@ -107,7 +117,7 @@ def _index(
         scheme=layout.scheme,
         base=BaseRecord(
             label=base.label,
-            fingerprint=base.fingerprint,
+            content=base.content,
             activation=base.activation,
             norms=dict(base.norms),
         ),
@@ -125,6 +135,7 @@ class _Measured:
 
     norms: dict[str, float] = field(default_factory=dict)
     stored: dict[str, float] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
     error: float = 0.0
 
 
@@ -168,13 +179,18 @@ class _BlockWriter:
         self.norms[i] = delta.norm()
         if self.progress:
             self.progress(4 * self.block.numel)
-        if self.norms[i] == 0:
+        if delta.vanishes(self.norms[i]):
             return
         if isinstance(delta, LowRank):
             self._factored.append((i, delta))
             return
         self._dense.append(i)
         write(i, delta if isinstance(delta, Dense) else Dense(delta.dense()))
+
+    @property
+    def kept(self) -> set[int]:
+        """The vectors that have a cell in this block."""
+        return {*self._dense, *(i for i, _ in self._factored)}
 
     def _stack(self, present: list[tuple[int, VectorLike]]) -> None:
         dtype = self.storage.dtype if self.block.numel > SMALL else torch.float32
@@ -264,9 +280,10 @@ class _BlockWriter:
         groups: dict[tuple[int, torch.dtype], list[tuple[int, Term]]] = {}
         for i, delta in self._factored:
             for term in delta.terms:
-                groups.setdefault((term.b.shape[0], term.a.dtype), []).append((i, term))
+                dtype = torch.promote_types(term.a.dtype, term.b.dtype)
+                groups.setdefault((term.b.shape[0], dtype), []).append((i, term))
         records = []
-        for group, members in enumerate(groups.values()):
+        for group, ((_, dtype), members) in enumerate(groups.items()):
             first = 0
             for i, term in members:
                 record = TermRecord(
@@ -279,15 +296,15 @@ class _BlockWriter:
                 )
                 records.append(record)
                 first += term.rank
-            self.writer.add(f"{self.block.name}|A.{group}", torch.cat([t.a for _, t in members]))
-            b = torch.cat([t.b.to(t.a.dtype).T for _, t in members])
+            self.writer.add(f"{self.block.name}|A.{group}", torch.cat([t.a.to(dtype) for _, t in members]))
+            b = torch.cat([t.b.to(dtype).T for _, t in members])
             self.writer.add(f"{self.block.name}|B.{group}", b)
         return sorted(records, key=lambda r: r.vector)
 
 
 def _added(total: Tensor, delta: Delta) -> bool:
     """Add a delta that will be packed to ``total``; says whether it is one."""
-    if isinstance(delta, LowRank) or delta.norm() == 0:
+    if isinstance(delta, LowRank) or delta.vanishes(delta.norm()):
         return False
     total += delta.values if isinstance(delta, Dense) else delta.dense()
     return True

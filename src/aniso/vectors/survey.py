@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from aniso.errors import InputError, printable
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.weights import PeftAdapter, WeightSource
@@ -91,19 +94,29 @@ def survey_source(
     layout = Layout.of(source, scheme="plain" if adapter else "auto")
     sha256, fingerprint = "", ""
     values: dict[str, str] = {}
+    notes: list[str] = []
     if hashes:
         sha256 = source.sha256(progress)
-        values = {
-            name: tensor_hash(source.read(name)) for name, info in source.tensors.items() if info.is_float
-        }
+        for name, info in source.tensors.items():
+            tensor = source.read(name)
+            values[name] = tensor_hash(tensor)
+            if info.is_float and (bad := int((~torch.isfinite(tensor)).sum())):
+                notes.append(f"warning: {printable(name)} has {bad} values that are NaN or infinite")
+        if notes and not allow_nonfinite:
+            raise InputError(
+                "WEIGHT-NONFINITE",
+                f"'{source.label}' has values that are NaN or infinite",
+                found=[note.removeprefix("warning: ") for note in notes[:8]],
+                fix="find out why training diverged; --allow-nonfinite only to look",
+            )
         if not adapter:
-            fingerprint = BlockSource(source, finite=not allow_nonfinite).identity().fingerprint
+            fingerprint = BlockSource(source, finite=False).identity().fingerprint
     report = source.info.pickle
     return Survey(
         source.label,
         source.info.format,
         source.nbytes,
-        source.info.notes,
+        (*source.info.notes, *notes),
         report.calls if report else (),
         report.classes if report else (),
         layout,

@@ -15,15 +15,17 @@ from torch import Tensor
 from aniso.errors import InputError, NumericalError, printable
 from aniso.vectors.adapter import adapter_cells
 from aniso.vectors.block import Block, Layout, Place
-from aniso.vectors.block_source import BlockSource, edited, short_label
-from aniso.vectors.delta import Delta, difference
+from aniso.vectors.block_source import BlockSource, short_label
+from aniso.vectors.delta import Delta, Dense, difference
+from aniso.vectors.edits import Edits
 from aniso.vectors.judge import judge
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo, Provenance
 from aniso.vectors.pairing import paired_blocks
 from aniso.vectors.segment import Segment
+from aniso.vectors.segment_format import FORMAT
 from aniso.vectors.segment_writer import write_segment
-from aniso.weights import PeftAdapter, Ref, open_weights
+from aniso.weights import PeftAdapter, Ref, SafetensorsFile, open_weights
 from aniso.weights.atomic import atomic_file
 from aniso.weights.files import Progress
 
@@ -53,8 +55,8 @@ class TaskVector:
         self.name = name
         self.layout = layout
         self.provenance = provenance
-        self.relative_error = relative_error
-        """What packing lost, as a share of the vector's norm."""
+        self._relative_error = relative_error
+        self._summands: tuple[TaskVector, ...] = ()
         self._base = base
         self._cells = cells
         self._norms = dict(norms) if norms is not None else None
@@ -73,22 +75,28 @@ class TaskVector:
         rename: Mapping[str, str] | None = None,
         allow_distant: bool = False,
         check: bool = True,
+        require_used: bool = True,
         progress: Progress | None = None,
     ) -> TaskVector:
         """The difference of a fine-tuned model or adapter to its base.
 
+        ``skip`` (patterns) and ``rename`` state exceptions in names; ``require_used`` makes one that
+        matches nothing an error.
         Names, shapes and everything outside of the vector are compared at once. ``check`` also reads all
         values and refuses what is not finite, not different, or too different; a bank that is being
         written does this as it writes.
         """
         blocks = BlockSource.of(base)
-        source = edited(open_weights(tuned), skip, rename or {})
+        edits = Edits(skip, rename or {})
+        opened = open_weights(tuned)
+        if require_used:
+            edits.require_used([opened])
+        source = edits.applied(opened)
         name = name or Path(short_label(source)).stem
         if isinstance(source, PeftAdapter):
-            parts = _from_adapter(blocks, source, name, progress)
+            cells, provenance, dtypes = _from_adapter(blocks, source, progress)
         else:
-            parts = _from_model(blocks, blocks.like(source), name, skip, progress)
-        cells, provenance = parts
+            cells, provenance, dtypes = _from_model(blocks, blocks.like(source), edits, progress)
         if blocks.layout.scheme == PLAIN:
             note = "the base's names are not those of a CLIP: every tensor is a block of its own"
             provenance = replace(provenance, notes=(note, *provenance.notes))
@@ -97,7 +105,7 @@ class TaskVector:
             known = blocks.identity().norms
             # an adapter is a difference by itself: its size says nothing about the base it came from
             distant = allow_distant or isinstance(source, PeftAdapter)
-            return judge(name, blocks.layout, norms, known, provenance.dtype, allow_distant=distant)
+            return judge(name, blocks.layout, norms, known, dtypes, allow_distant=distant)
 
         vector = cls(name, blocks.layout, blocks.identity, cells, provenance, judgement=judgement)
         return vector.checked(progress) if check else vector
@@ -117,18 +125,35 @@ class TaskVector:
 
     def checked(self, progress: Progress | None = None) -> TaskVector:
         """The same vector after reading all of it once; unchanged blocks become absent."""
-        norms = {}
+        norms, kept = {}, {}
         for block in self.blocks:
-            norms[block.name] = self[block.name].norm()
+            delta = self[block.name]
+            norms[block.name] = delta.norm()
+            if not delta.vanishes(norms[block.name]):
+                kept[block.name] = self._cells[block.name]
             if progress:
                 progress(4 * block.numel)
-        provenance = self.concluded(norms)
-        base = self.base
-        kept = {name: self._cells[name] for name, norm in norms.items() if norm > 0}
-        return TaskVector(self.name, self.layout, lambda: base, kept, provenance, {n: norms[n] for n in kept})
+        provenance, base = self.concluded(norms), self.base
+        return TaskVector(
+            self.name,
+            self.layout,
+            lambda: base,
+            kept,
+            provenance,
+            {name: norms[name] for name in kept},
+            self.relative_error,
+        )
 
     def concluded(self, norms: Mapping[str, float]) -> Provenance:
         """The provenance once all norms are known, with whatever there is to say about them."""
+        broken = [block for block, norm in norms.items() if not math.isfinite(norm)]
+        if broken:
+            raise NumericalError(
+                "VECTOR-RANGE",
+                f"'{self.name}' has a difference that is not a finite number",
+                key=broken[0],
+                fix="look for very large values with: aniso inspect --hash",
+            )
         found = self._judgement(norms) if self._judgement else []
         return replace(self.provenance, notes=(*self.provenance.notes, *found))
 
@@ -170,6 +195,14 @@ class TaskVector:
     def norm(self) -> float:
         return math.sqrt(sum(n * n for n in self.norms.values()))
 
+    @property
+    def relative_error(self) -> float:
+        """What packing lost, as a share of the norm; errors of independent roundings add in squares."""
+        if not any(v.relative_error for v in self._summands):
+            return self._relative_error
+        lost = math.hypot(*(v.relative_error * v.norm() for v in self._summands))
+        return lost / self.norm() if self.norm() else 0.0
+
     def dot(self, other: TaskVector) -> float:
         self._require_same_base(other)
         return sum(self[b.name].dot(other[b.name]) for b in self.blocks if b.name in other)
@@ -192,7 +225,7 @@ class TaskVector:
             self._cells,
             self.provenance,
             self._norms,
-            self.relative_error,
+            self._relative_error,
             self._judgement,
         )
 
@@ -218,13 +251,21 @@ class TaskVector:
 
         both = [b.name for b in self.layout.blocks if b.name in self or b.name in other]
         cells = {n: partial(cell, n) for n in both}
-        return self._derived(f"{self.name}+{other.name}", cells, "sum of vectors")
+        formula = f"({self.provenance.formula}) + ({other.provenance.formula})"
+        out = self._derived(f"{self.name}+{other.name}", cells, formula)
+        out._summands = (self, other)
+        return out
+
+    def __radd__(self, other: int) -> TaskVector:
+        """So that ``sum(vectors)`` works, which starts with 0."""
+        return self if other == 0 else NotImplemented
 
     def __sub__(self, other: TaskVector) -> TaskVector:
         return self + (-other)
 
     def _derived(self, name: str, cells: Cells, formula: str) -> TaskVector:
-        provenance = replace(self.provenance, formula=formula)
+        """A vector computed from others: it comes from no file."""
+        provenance = Provenance(name, "arithmetic", formula=formula)
         return TaskVector(
             name, self.layout, self._base, cells, provenance, relative_error=self.relative_error
         )
@@ -236,7 +277,7 @@ class TaskVector:
                 f"vectors '{self.name}' and '{other.name}' have different blocks",
                 fix="make both over the same base",
             )
-        if self.base.fingerprint != other.base.fingerprint:
+        if not self.base.is_same_as(other.base):
             raise InputError(
                 "VECTOR-BASE",
                 f"vectors '{self.name}' and '{other.name}' are differences to different bases",
@@ -248,9 +289,18 @@ class TaskVector:
     # using it
 
     def applied_to(
-        self, base: Ref | BlockSource, coefficient: float = 1.0, dtype: torch.dtype = torch.float32
+        self,
+        base: Ref | BlockSource,
+        coefficient: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        *,
+        any_base: bool = False,
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of ``base + coefficient * vector`` under the base's own names, one at a time."""
+        """The tensors of ``base + coefficient * vector`` under the base's own names, one at a time.
+
+        Blocks are given in ``dtype``; what is no part of vectors stays as it is. ``any_base`` allows a model
+        of the same shapes that the vector was not made over.
+        """
         blocks = BlockSource.of(base)
         if blocks.layout.signature != self.layout.signature:
             raise InputError(
@@ -260,40 +310,53 @@ class TaskVector:
                 found=f"{len(blocks.layout.blocks)} blocks ({blocks.layout.scheme})",
                 fix="use the base that the vector was made over",
             )
+        home = blocks.identity().is_same_as(self.base)
+        if not home and not any_base:
+            raise InputError(
+                "BANK-BASE",
+                f"vector '{self.name}' was not made over '{blocks.label}'",
+                expected=f"{self.base.label} {self.base.fingerprint[:16]}",
+                found=f"{blocks.identity().fingerprint[:16]}",
+                fix="use the base that the vector was made over, or any_base=True if you are sure",
+            )
         for key, places in blocks.layout.places.items():
-            yield key, self._tensor(blocks, key, places, coefficient, dtype)
+            pieces = [self._rows(blocks, place, coefficient, exact=home) for place in places]
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            yield key, _cast(whole.contiguous(), dtype, self.name, key)
         for block in blocks.layout.outside:
             for part in block.parts:
                 yield part.key, blocks.source.read(part.key)
 
     def apply(
-        self, base: Ref | BlockSource, coefficient: float = 1.0, dtype: torch.dtype = torch.float32
+        self,
+        base: Ref | BlockSource,
+        coefficient: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        *,
+        any_base: bool = False,
     ) -> dict[str, Tensor]:
-        """``base + coefficient * vector`` as a state dict; 1 is the tuned model, 0 the base, bit for bit."""
+        """``base + coefficient * vector`` as a state dict; see ``applied_to``.
+
+        For models in float32 or less, 1 gives the tuned model and 0 the base, bit for bit.
+        """
         source = BlockSource.of(base)
-        out = dict(self.applied_to(source, coefficient, dtype))
-        for alias, first in source.source.aliases.items():
-            out[alias] = out[first]
+        out = dict(self.applied_to(source, coefficient, dtype, any_base=any_base))
+        for name, other in source.source.aliases.items():
+            # one of the tied names was a block's; any other name is for the same tensor
+            out[name] = out[other] = out[name] if name in out else out[other]
         return out
 
-    def _tensor(
-        self,
-        base: BlockSource,
-        key: str,
-        places: tuple[Place, ...],
-        coefficient: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        pieces = []
-        for place in places:
-            values = base.read(place.block)
-            if place.block.name in self:
-                values = self[place.block.name].applied_to(values, coefficient)
-            part = place.part
-            rows = values[part.start : part.stop] if place.block.shape else values
-            pieces.append(rows.T if part.transposed else rows)
-        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return _cast(whole.contiguous(), dtype, self.name, key)
+    def _rows(self, base: BlockSource, place: Place, coefficient: float, *, exact: bool) -> Tensor:
+        """The part of a tensor that one block fills."""
+        values = base.read(place.block)
+        if place.block.name in self:
+            delta = self[place.block.name]
+            if isinstance(delta, Dense) and not exact:
+                delta = Dense(delta.values)
+            values = delta.applied_to(values, coefficient)
+        part = place.part
+        rows = values[part.start : part.stop] if place.block.shape else values
+        return rows.T if part.transposed else rows
 
     def save(
         self,
@@ -336,47 +399,51 @@ def _cast(values: Tensor, dtype: torch.dtype, name: str, key: str) -> Tensor:
     return values.to(dtype)
 
 
-def _from_model(
-    base: BlockSource,
-    tuned: BlockSource,
-    name: str,
-    skip: tuple[str, ...],
-    progress: Progress | None,
-) -> tuple[Cells, Provenance]:
-    pairs, notes = paired_blocks(base, tuned, skip)
+def stored_vector(ref: Ref | TaskVector) -> TaskVector | None:
+    """A vector that was made before, given as such or as the file it was saved to."""
+    if isinstance(ref, TaskVector):
+        return ref
+    source = open_weights(ref)
+    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+        return TaskVector.load(source.files[0].path)
+    return None
+
+
+Parts = tuple[Cells, Provenance, Mapping[str, str]]
+"""Cells, where they come from, and the dtype each block was stored in."""
+
+
+def _from_model(base: BlockSource, tuned: BlockSource, edits: Edits, progress: Progress | None) -> Parts:
+    pairs, notes = paired_blocks(base, tuned, edits)
 
     def cell(mine: Block, theirs: Block) -> Delta:
         return difference(base.read_as_base(mine), tuned.read(theirs))
 
     source = tuned.source
+    dtypes = {mine.name: tuned.dtype_of(theirs) for mine, theirs in pairs}
     provenance = Provenance(
         short_label(source),
         source.info.format,
         source.sha256(progress),
         source.info.revision,
-        tuned.dtype_of(pairs[0][1]) if pairs else None,
+        "+".join(sorted(set(dtypes.values()))),
         notes=(*source.info.notes, *notes),
     )
-    return {mine.name: partial(cell, mine, theirs) for mine, theirs in pairs}, provenance
+    return {mine.name: partial(cell, mine, theirs) for mine, theirs in pairs}, provenance, dtypes
 
 
-def _from_adapter(
-    base: BlockSource, adapter: PeftAdapter, name: str, progress: Progress | None
-) -> tuple[Cells, Provenance]:
-    cells = adapter_cells(base, adapter)
-    notes = list(adapter.info.notes)
+def _from_adapter(base: BlockSource, adapter: PeftAdapter, progress: Progress | None) -> Parts:
+    cells, found = adapter_cells(base, adapter)
+    notes = [*adapter.info.notes, *found]
     trained_on = adapter.settings.base_model
     # the name is a stranger's word and maybe a path of theirs: compared, never opened
-    if trained_on and Path(trained_on).name not in (
-        Path(base.label).name,
-        base.label.partition("@")[0],
-    ):
+    ours = (Path(base.label).name, base.label.partition("@")[0])
+    if trained_on and Path(trained_on).name not in ours:
         notes.append(
             f"warning: says it was trained on '{printable(trained_on, 80)}', the base is "
             f"'{short_label(base.source)}'"
         )
-    untouched = len(base.layout.blocks) - len(cells)
-    notes.append(f"{len(cells)} blocks updated, {untouched} absent")
+    notes.append(f"{len(cells)} blocks updated, {len(base.layout.blocks) - len(cells)} absent")
     provenance = Provenance(
         short_label(adapter),
         adapter.info.format,
@@ -385,4 +452,4 @@ def _from_adapter(
         formula=adapter.settings.formula(),
         notes=tuple(notes),
     )
-    return cells, provenance
+    return cells, provenance, {}

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -123,10 +124,11 @@ class AtomicFile:
 def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
     """Write ``path`` so that readers see the old content or the new, never a part."""
     path = Path(path)
-    if path.is_dir():
-        raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
-    if path.exists() and not overwrite:
-        raise _exists(path)
+    with _os_errors(path):
+        if path.is_dir():
+            raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
+        if path.exists() and not overwrite:
+            raise _exists(path)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     with _os_errors(path):
         fd = disk.create(temporary)
@@ -149,14 +151,19 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Fill the directory that is handed out; it becomes ``path`` when the block ends well."""
-    path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
-    occupied = path.is_dir() and any(path.iterdir())
-    if occupied and not overwrite:
-        raise _exists(path)
+def atomic_directory(
+    path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None
+) -> Iterator[Path]:
+    """Fill the directory that is handed out; it becomes ``path`` when the block ends well.
+
+    ``ours`` matches the names of files that such a directory holds: one with any other file in it is never
+    replaced, asked for or not.
+    """
+    path = Path(path).absolute()  # so that "." has a name
+    with _os_errors(path):
+        if path.exists() and not path.is_dir():
+            raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
+        _require_free(path, overwrite, ours)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     with _os_errors(path):
         try:
@@ -164,8 +171,7 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             yield partial
             sync_directory(partial)
             if path.is_dir():
-                if any(path.iterdir()) and not overwrite:  # it was filled meanwhile
-                    raise _exists(path)
+                _require_free(path, overwrite, ours)  # it may have been filled meanwhile
                 partial.chmod(stat.S_IMODE(path.stat().st_mode))
                 disk.exchange(partial, path)
                 sync_directory(path.parent)
@@ -177,6 +183,21 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             if partial.exists():
                 disk.remove(partial)
             raise
+
+
+def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> None:
+    """Nothing is there, or only what may be replaced."""
+    present = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    foreign = [name for name in present if ours is not None and not ours.fullmatch(name)]
+    if foreign:
+        raise UsageError(
+            "OUT-EXISTS",
+            f"'{printable(path)}' holds files that are not part of such an output",
+            found=printable(", ".join(foreign)),
+            fix="name an empty or a new directory",
+        )
+    if present and not overwrite:
+        raise _exists(path)
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> str:
@@ -197,8 +218,9 @@ def sync_directory(path: Path) -> None:
 def require_space(path: Path, nbytes: int) -> None:
     """Refuse to start what cannot be finished: ``path``'s disk must have ``nbytes`` free."""
     parent = path.absolute()
-    while not parent.exists():
-        parent = parent.parent
+    with _os_errors(path):
+        while not parent.exists():
+            parent = parent.parent
     free = shutil.disk_usage(parent).free
     if nbytes > free:
         raise ResourceError(

@@ -26,6 +26,11 @@ _ASKS_FOR_CODE = (
 
 
 _QUICK, _SMALL = 2 << 30, 64 << 10
+# What a CLIP is made of in both libraries; anything else set means another model.
+_OPEN_CLIP_MODEL = ("embed_dim", "quick_gelu", "vision_cfg", "text_cfg")
+_OPEN_CLIP_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size")
+_OPEN_CLIP_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
+_CLIP_USUAL = {"layer_norm_eps": 1e-5, "num_channels": 3}
 
 
 def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
@@ -112,7 +117,15 @@ def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
     vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
     heads = (width // head_width if width and head_width else None, _count(text.get("heads")))
-    return ModelConfig("open_clip", "quick_gelu" if model.get("quick_gelu") else "gelu", heads)
+    activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
+    plain = {"model_cfg": _OPEN_CLIP_MODEL, "vision_cfg": _OPEN_CLIP_VISION, "text_cfg": _OPEN_CLIP_TEXT}
+    unusual = [
+        f"{part}.{name} = {printable(value, 60)}"
+        for part, fields in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text))
+        for name, value in fields.items()
+        if name not in plain[part] and value
+    ]
+    return ModelConfig("open_clip", activation, heads, tuple(unusual))
 
 
 def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
@@ -127,7 +140,18 @@ def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]
         _count(vision.get("num_attention_heads", config.get("num_attention_heads"))),
         _count(text.get("num_attention_heads")),
     )
-    return ModelConfig(_text(architecture), _text(activation), heads, ignored), notes
+    unusual = []
+    if config.get("model_type") == "clip":
+        heads = (heads[0] or 12, heads[1] or 8)  # transformers' defaults
+        unusual = [
+            f"{part}.{name} = {printable(fields[name], 60)}"
+            for part, fields in (("vision_config", vision), ("text_config", text))
+            for name, usual in _CLIP_USUAL.items()
+            if fields.get(name, usual) != usual
+        ]
+        if text.get("hidden_act", "quick_gelu") != activation:
+            unusual.append(f"text_config.hidden_act = {printable(text.get('hidden_act'), 60)}")
+    return ModelConfig(_text(architecture), _text(activation), heads, tuple(unusual), ignored), notes
 
 
 def _object(value: object) -> dict[str, Any]:

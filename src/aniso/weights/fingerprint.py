@@ -24,9 +24,9 @@ def tensor_hash(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def combined_hash(parts: Mapping[str, str], activation: str | None) -> str:
-    """One fingerprint for a model: its tensors' names and hashes in any order, and its activation."""
-    digest = hashlib.sha256(f"activation\0{activation or 'unknown'}\n".encode())
+def combined_hash(parts: Mapping[str, str]) -> str:
+    """One hash for a model: its tensors' names and hashes, in any order."""
+    digest = hashlib.sha256()
     for name, value in sorted(parts.items()):
         digest.update(f"{name}\0{value}\n".encode())
     return digest.hexdigest()

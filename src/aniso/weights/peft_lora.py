@@ -38,13 +38,13 @@ USED = frozenset(
         "lora_bias",
         "init_lora_weights",
         "base_model_name_or_path",
+        "auto_mapping",
     ]
 )
 # Steer training, loading or which modules get an update, all of which the tensors already show.
 WITHOUT_EFFECT = frozenset(
     [
         "task_type",
-        "auto_mapping",
         "peft_version",
         "revision",
         "inference_mode",
@@ -113,6 +113,8 @@ class LoraSettings:
     dora: bool = False
     fan_in_fan_out: bool = False
     base_model: str | None = None
+    base_class: str | None = None
+    """The class of the model it was trained on, where PEFT recorded it."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
@@ -267,10 +269,11 @@ def read_settings(path: Path) -> LoraSettings:
             dora=_flag(config.get("use_dora")),
             fan_in_fan_out=_flag(config.get("fan_in_fan_out")),
             base_model=_text(config.get("base_model_name_or_path")),
+            base_class=_text((config.get("auto_mapping") or {}).get("base_model_class")),
             rank_pattern=_pattern(config.get("rank_pattern"), int),
             alpha_pattern=_pattern(config.get("alpha_pattern"), float),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as e:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as e:
         raise InputError(
             "LORA-CONFIG",
             f"'{label}' is not a usable LoRA configuration",

@@ -54,6 +54,8 @@ class ModelConfig:
     activation: str | None = None
     heads: tuple[int | None, int | None] = (None, None)
     """Attention heads of the image and the text tower, which no shape tells."""
+    unusual: tuple[str, ...] = ()
+    """Settings of a CLIP that decide what it computes and that not every library has."""
     ignored: tuple[str, ...] = ()
     """Fields that ask for code, which are not followed."""
 
