@@ -6,19 +6,26 @@ On disk it is a directory: files of vectors, and ``manifest.json``, written last
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast, final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from aniso.errors import InputError, UnsafeError, UsageError, printable
+from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta
 from aniso.vectors.edits import Edits
+from aniso.vectors.manifest import (
+    BANK_FILES,
+    MANIFEST,
+    SCHEMA,
+    VECTOR_FILE,
+    FileRecord,
+    Manifest,
+    manifest_error,
+    read_manifest,
+)
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.packing import Storage
 from aniso.vectors.segment import Segment
@@ -32,41 +39,10 @@ from aniso.weights.atomic import (
     require_space,
     write_text,
 )
-from aniso.weights.directory import read_json
 from aniso.weights.files import Progress, RawFile
 
-MANIFEST = "manifest.json"
-SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_FILE = re.compile(r"vectors-([0-9]{3,9})\.safetensors")
-_OURS = re.compile(rf"{MANIFEST}|{_FILE.pattern}")
 _NORM_TOLERANCE = 1e-4
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileRecord(_Strict):
-    file: str
-    sha256: str
-    nbytes: int
-
-
-class Manifest(_Strict):
-    """What ``manifest.json`` says."""
-
-    schema_version: int
-    base: str
-    """Hash of the base's content."""
-    layout: str
-    """Signature of the layout."""
-    files: tuple[FileRecord, ...]
-    vectors: tuple[str, ...]
-    """Names in the order of the table; each is in one of the files."""
-
-    def dump(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
 
 
 @final
@@ -163,17 +139,17 @@ class Bank:
     def open(cls, path: str | Path) -> Bank:
         """A bank on disk; its indices are read, deltas are not."""
         path = Path(path)
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         found: dict[str, tuple[Segment, int]] = {}
         for record in manifest.files:
             segment = _open_segment(path, record, manifest)
             for i, vector in enumerate(segment.index.vectors):
                 if vector.name in found:
-                    raise _manifest_error(path, f"vector {vector.name} is in two files")
+                    raise manifest_error(path, f"vector {vector.name} is in two files")
                 found[vector.name] = (segment, i)
         if set(found) != set(manifest.vectors) or len(found) != len(manifest.vectors):
             odd = sorted(set(found) ^ set(manifest.vectors))
-            raise _manifest_error(path, f"manifest and files disagree on {', '.join(odd)}")
+            raise manifest_error(path, f"manifest and files disagree on {', '.join(odd)}")
         vectors = {name: TaskVector.of_segment(*found[name]) for name in manifest.vectors}
         return cls(vectors, path=path, manifest=manifest, homes=found)
 
@@ -188,7 +164,7 @@ class Bank:
         """Write the bank to a directory, in any storage; returns the bank that is there now."""
         path = Path(path)
         require_space(path, self._expected_bytes(Storage.of(storage)))
-        with atomic_directory(path, overwrite=overwrite, ours=_OURS) as partial:
+        with atomic_directory(path, overwrite=overwrite, ours=BANK_FILES) as partial:
             vectors = list(self._vectors.values())
             target = partial / "vectors-000.safetensors"
             with atomic_file(target) as out:
@@ -472,34 +448,8 @@ def _check_name(name: str) -> None:
 
 
 def _next_file(path: Path) -> str:
-    taken = [int(m[1]) for p in path.iterdir() if (m := _FILE.fullmatch(p.name))]
+    taken = [int(m[1]) for p in path.iterdir() if (m := VECTOR_FILE.fullmatch(p.name))]
     return f"vectors-{max(taken, default=-1) + 1:03d}.safetensors"
-
-
-def _read_manifest(path: Path) -> Manifest:
-    if not (path / MANIFEST).exists():
-        raise InputError(
-            "BANK-MANIFEST",
-            f"'{printable(path)}' is not a bank: it has no {MANIFEST}",
-            fix="make one with: aniso bank build --base BASE NAME=FILE … -o DIR",
-        )
-    try:
-        manifest = Manifest.model_validate(read_json(path / MANIFEST))
-    except ValidationError as e:
-        first = e.errors()[0]
-        raise _manifest_error(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for record in manifest.files:
-        if not _FILE.fullmatch(record.file):
-            raise UnsafeError(
-                "DIR-PATH",
-                f"'{printable(path / MANIFEST)}' points to a file that no bank has",
-                entry=printable(record.file),
-                expected="vectors-000.safetensors and the like, in the same directory",
-                fix="build the bank again",
-            )
-    if manifest.schema_version != SCHEMA:
-        raise _manifest_error(path, f"schema {manifest.schema_version}, this version of aniso reads {SCHEMA}")
-    return manifest
 
 
 def _open_segment(path: Path, record: FileRecord, manifest: Manifest) -> Segment:
@@ -519,12 +469,3 @@ def _open_segment(path: Path, record: FileRecord, manifest: Manifest) -> Segment
             fix="build the bank again",
         )
     return segment
-
-
-def _manifest_error(path: Path, reason: str) -> InputError:
-    return InputError(
-        "BANK-MANIFEST",
-        f"'{printable(path / MANIFEST)}' is not usable",
-        reason=printable(reason),
-        fix="build the bank again, or update aniso if it was written by a newer version",
-    )

@@ -1,0 +1,78 @@
+"""``manifest.json``: which files a bank is made of, and what their content must hash to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aniso.errors import InputError, UnsafeError, printable
+from aniso.weights.directory import read_json
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+VECTOR_FILE = re.compile(r"vectors-([0-9]{3,9})\.safetensors")
+BANK_FILES = re.compile(rf"{MANIFEST}|{VECTOR_FILE.pattern}")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Strict):
+    file: str
+    sha256: str
+    nbytes: int
+
+
+class Manifest(_Strict):
+    """What ``manifest.json`` says."""
+
+    schema_version: int
+    base: str
+    """Hash of the base's content."""
+    layout: str
+    """Signature of the layout."""
+    files: tuple[FileRecord, ...]
+    vectors: tuple[str, ...]
+    """Names in the order of the table; each is in one of the files."""
+
+    def dump(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    if not (path / MANIFEST).exists():
+        raise InputError(
+            "BANK-MANIFEST",
+            f"'{printable(path)}' is not a bank: it has no {MANIFEST}",
+            fix="make one with: aniso bank build --base BASE NAME=FILE … -o DIR",
+        )
+    try:
+        manifest = Manifest.model_validate(read_json(path / MANIFEST))
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise manifest_error(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for record in manifest.files:
+        if not VECTOR_FILE.fullmatch(record.file):
+            raise UnsafeError(
+                "DIR-PATH",
+                f"'{printable(path / MANIFEST)}' points to a file that no bank has",
+                entry=printable(record.file),
+                expected="vectors-000.safetensors and the like, in the same directory",
+                fix="build the bank again",
+            )
+    if manifest.schema_version != SCHEMA:
+        raise manifest_error(path, f"schema {manifest.schema_version}, this version of aniso reads {SCHEMA}")
+    return manifest
+
+
+def manifest_error(path: Path, reason: str) -> InputError:
+    return InputError(
+        "BANK-MANIFEST",
+        f"'{printable(path / MANIFEST)}' is not usable",
+        reason=printable(reason),
+        fix="build the bank again, or update aniso if it was written by a newer version",
+    )
