@@ -10,11 +10,9 @@ import itertools
 import os
 import pickle
 import pickletools
-import signal
 import struct
 import sys
 import tarfile
-import tracemalloc
 import types
 import zipfile
 import zlib
@@ -23,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchvision.transforms import InterpolationMode
@@ -31,32 +29,11 @@ from torchvision.transforms import InterpolationMode
 from aniso.errors import AnisoError
 from aniso.weights import open_weights
 from aniso.weights.pickle import Machine
+from watch import FUZZ, no_hang, peak_below, read_all
 
-FUZZ = settings(
-    deadline=None,
-    max_examples=150,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 FOUR = torch.tensor([1.0, 2.0, 3.0, 4.0])
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 TRAP = "trap_for_unpicklers"
-
-
-def contents(folder):
-    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def read_all(path, **options):
-    """The source and all of its tensors; however it ends, the folder must be as it was before."""
-    folder = Path(str(path).partition("::")[0]).parent
-    before = contents(folder)
-    try:
-        source = open_weights(path, **options)
-        return source, {name: source.read(name) for name in source.tensors}
-    finally:
-        assert contents(folder) == before
 
 
 def same_bits(a, b):
@@ -65,38 +42,6 @@ def same_bits(a, b):
         assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape), name
         ours, theirs = (t.detach().clone(memory_format=torch.contiguous_format) for t in (a[name], b[name]))
         assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (ours, theirs))), name
-
-
-@contextlib.contextmanager
-def peak_below(megabytes):
-    """Whether the block ends well or in an error, it must not have needed more memory than this."""
-    tracemalloc.start()
-    try:
-        yield
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < megabytes << 20, f"{peak >> 20} MB"
-
-
-class HangError(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def no_hang(seconds=10):
-    """Turns a read that never ends into a failed test."""
-
-    def give_up(*_):
-        raise HangError
-
-    previous = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 # Pickles by hand
