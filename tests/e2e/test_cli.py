@@ -187,6 +187,26 @@ def test_a_vector_file_is_known_for_what_it_is(shelf, aniso):
     assert both["cosine"][0][2] == pytest.approx(1.0)
 
 
+def test_a_vector_file_is_not_taken_for_a_model(shelf, aniso):
+    root, _, _ = shelf
+    aniso("vector", "make", root / "cars.safetensors", "--base", root / "base", "-o", root / "v")
+    for command in (
+        ("vector", "make", root / "v", "--base", root / "base", "-o", root / "x"),
+        ("vector", "make", root / "cars.safetensors", "--base", root / "v", "-o", root / "x"),
+        ("convert", root / "v", "-o", root / "x"),
+    ):
+        ran = aniso(*command)
+        assert ran.code == 3
+        assert "is a task vector, not a model" in ran.err
+
+
+def test_help_without_arguments_is_help(aniso):
+    ran = aniso("bank")
+    assert ran.code == 2
+    assert "error" not in ran.err
+    assert "quantise" in ran.err + ran.out
+
+
 def test_usage_errors_are_json_for_programs(aniso):
     error = json.loads(aniso("bank", "build", "--json").err)
     assert (error["error"], error["exit"]) == ("USAGE", 2)

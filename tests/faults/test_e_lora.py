@@ -280,6 +280,66 @@ def test_a_bare_encoders_adapter_is_the_image_encoders_only_if_that_is_known(mad
         TaskVector.between(made[0], lora)
 
 
+def bare_vision(made):
+    return {k.removeprefix("vision_model."): v for k, v in made[0].items() if k.startswith("vision_model.")}
+
+
+@pytest.mark.parametrize("prefix", ["text_encoder.", "text_model.", "text.", "model.text_model."])
+def test_a_text_encoders_adapter_never_lands_in_a_bare_image_encoder(made, lora, refused, prefix):
+    configure(lora, auto_mapping=None)
+    rewrite(lora, lambda t: {k.replace("vision_model.", prefix): v for k, v in t.items()})
+    with refused("LORA-KEYS", 3):
+        TaskVector.between(bare_vision(made), lora)
+    rewrite(lora, lambda t: {k.replace(prefix, ""): v for k, v in t.items()})
+    configure(lora, auto_mapping={"base_model_class": "CLIPTextModel"})
+    with refused("LORA-KEYS", 3, "text encoder"):
+        TaskVector.between(bare_vision(made), lora)
+    configure(lora, auto_mapping={"base_model_class": "CLIPVisionModel"})
+    assert len(TaskVector.between(bare_vision(made), lora).blocks) == 2 * tiny.LAYERS
+
+
+def test_a_whole_models_adapter_on_a_bare_open_clip_tower(tmp_path, refused):
+    base, lora = on_open_clip(tmp_path, r"visual.*c_fc")
+    visual = {k.removeprefix("visual."): v for k, v in base.items() if k.startswith("visual.")}
+    assert len(TaskVector.between(visual, lora).blocks) == tiny.LAYERS
+    _, lora = on_open_clip(tmp_path / "both", ["c_fc"])
+    with refused("LORA-KEYS", 3, "model.transformer.resblocks"):
+        TaskVector.between(visual, lora)
+
+
+@pytest.mark.parametrize("prefix", ["vision_tower.", "model.", "a.b."])
+def test_a_wrapper_around_a_tower_is_seen_through_on_any_base(made, lora, prefix):
+    expected = dict(TaskVector.between(made[0], lora).norms)
+    rewrite(lora, lambda t: {k.replace("vision_model.", f"{prefix}vision_model."): v for k, v in t.items()})
+    for base in (made[0], bare_vision(made)):
+        assert dict(TaskVector.between(base, lora).norms) == expected
+
+
+def test_a_wrapper_around_open_clip(tmp_path):
+    base, lora = on_open_clip(tmp_path, r"visual.*c_fc")
+    expected = dict(TaskVector.between(base, lora).norms)
+    rewrite(lora, lambda t: {k.replace(".visual.", ".model.visual."): v for k, v in t.items()})
+    visual = {k.removeprefix("visual."): v for k, v in base.items() if k.startswith("visual.")}
+    for each in (base, visual):
+        assert dict(TaskVector.between(each, lora).norms) == expected
+
+
+def test_an_adapter_on_any_name_of_a_tied_tensor(tmp_path):
+    w = torch.randn(4, 3)
+    base = {"z.weight": w, "a.weight": w, "m.weight": w, "x.weight": torch.randn(4, 3)}
+    for name in "zam":
+        vector = TaskVector.between(base, wrapped_adapter(tmp_path, [name]))
+        assert [b.name for b in vector.blocks] == ["a.weight"]
+
+
+def test_only_the_keys_without_a_place_are_listed(tmp_path, refused):
+    base = {f"block.{i}.fc.weight": torch.randn(4, 3) for i in range(2)}
+    adapter = wrapped_adapter(tmp_path, ["vit.block.0.fc", "vit.block.1.fc", "classifier"])
+    with refused("LORA-KEYS", 3, "classifier.lora_A") as refusal:
+        TaskVector.between(base, adapter)
+    assert "block" not in str(refusal.error)
+
+
 def test_an_adapter_that_fits_two_parts_of_the_base_is_refused(tmp_path, refused):
     halves = ("encoder", "decoder")
     base = {f"{half}.layers.{i}.fc.weight": torch.randn(4, 3) for half in halves for i in range(2)}

@@ -125,6 +125,30 @@ def test_a_hugging_face_model_with_unusual_settings_is_refused(tmp_path, refused
         convert(open_weights(tmp_path / "hf"), tmp_path / "oc", to="open_clip")
 
 
+def test_text_pooling_is_kept_or_refused(tmp_path, refused):
+    """Hugging Face pools a token by its id, open_clip the one with the largest id."""
+    from transformers import CLIPModel
+
+    config = tiny.hf_config()
+    config.text_config.eos_token_id = 60
+    CLIPModel(config).save_pretrained(tmp_path / "hf")
+    with refused("LAYOUT-CONVERT", 3, "eos_token_id"):
+        convert(open_weights(tmp_path / "hf"), tmp_path / "oc", to="open_clip")
+    convert(open_weights(open_clip_directory(tmp_path / "ours")), tmp_path / "theirs", to="huggingface")
+    model, theirs = tiny.open_clip_vit(), CLIPModel.from_pretrained(tmp_path / "theirs").eval()
+    texts = torch.randint(1, 60, (3, tiny.CONTEXT))
+    with torch.no_grad():
+        words = theirs.text_projection(theirs.text_model(texts).pooler_output)
+        assert torch.allclose(model.encode_text(texts), words, atol=1e-5)
+
+
+def test_defaults_that_are_written_out_are_not_unusual(tmp_path):
+    def change(config):
+        config["vision_cfg"]["pool_type"], config["text_cfg"]["pool_type"] = "tok", "argmax"
+
+    convert(open_weights(open_clip_directory(tmp_path / "oc", change)), tmp_path / "hf", to="huggingface")
+
+
 @pytest.mark.parametrize(
     "lost", ["visual.transformer.resblocks.1.mlp.c_fc.bias", "positional_embedding", "visual.proj"]
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny
-from aniso.vectors import Bank, TaskVector
-from aniso.weights import save_safetensors
+from aniso.vectors import Bank, BlockSource, TaskVector
+from aniso.weights import TensorMap, save_safetensors
 from aniso.weights.atomic import locked
 
 
@@ -126,6 +126,20 @@ def test_vectors_over_different_bases_make_no_bank(models, refused, tmp_path):
         Bank(
             {"a": TaskVector.between(base, tuned["cars"]), "b": TaskVector.between(other, tiny.tuned(other))}
         )
+
+
+def test_one_bank_has_one_activation(models, tmp_path, refused):
+    """A file that does not say its activation goes with either, but not with both."""
+    base, tuned = models
+    sources = {a: BlockSource(TensorMap(base, activation=a)) for a in (None, "quick_gelu", "gelu")}
+    vectors = {str(a): TaskVector.between(s, tuned["cars"]) for a, s in sources.items()}
+    bank = Bank({"a": vectors["None"], "b": vectors["gelu"]}).save(tmp_path / "bank")
+    assert bank.base.activation == "gelu"
+    with refused("BANK-BASE", 3, "gelu", "quick_gelu"):
+        Bank({"a": vectors["None"], "b": vectors["gelu"], "c": vectors["quick_gelu"]})
+    with refused("CKPT-ACTIVATION", 3, "--activation gelu"):
+        bank.add(sources["quick_gelu"], {"d": tuned["dtd"]})
+    assert bank.add(sources[None], {"d": tuned["dtd"]}).base.activation == "gelu"
 
 
 def test_what_is_computed_is_told_apart_from_what_it_was_computed_from(models):

@@ -162,6 +162,11 @@ def test_errors_of_packing_follow_a_vector_through_arithmetic(pair, tmp_path):
         error = (total - true).norm() / true.norm()
         assert total.relative_error == pytest.approx(error, rel=0.05)
     assert packed.checked().relative_error == packed.relative_error
+    total = other + packed
+    assert total.renamed("x").relative_error == total.relative_error
+    assert Bank({"x": total}).save(tmp_path / "bank")["x"].relative_error == pytest.approx(
+        total.relative_error
+    )
     assert sum([exact, other]).norm() == pytest.approx((exact + other).norm())
 
 
@@ -177,6 +182,35 @@ def test_a_difference_that_is_not_a_number_is_never_taken_for_none(pair, tmp_pat
         with refused("VECTOR-RANGE", 6, "not a finite number"):
             use()
     assert list(tmp_path.iterdir()) == []
+
+
+NAMES = ("shared", "encoder", "decoder", "lm_head")
+
+
+@pytest.mark.parametrize("base_names", [NAMES, NAMES[::-1], ("shared",), ("decoder", "lm_head")])
+@pytest.mark.parametrize(
+    "tuned_names", [NAMES, NAMES[::-1], ("shared",), ("lm_head",), ("encoder", "shared")]
+)
+@pytest.mark.parametrize("untied", [False, True])
+def test_files_may_hold_any_names_of_a_tied_tensor(base_names, tuned_names, untied, tmp_path, refused):
+    """Some writers keep all of them, some one, some copies; what pairs is the tensor."""
+    w, x = torch.randn(8, 4), torch.randn(4)
+    m = w + torch.randn(8, 4) * 0.01
+    base = dict.fromkeys(base_names, w) | {"x": x}
+    tuned = {name: m.clone() if untied else m for name in tuned_names} | {"x": x + 0.01}
+    torch.save(base, tmp_path / "base.pt")
+    torch.save(tuned, tmp_path / "tuned.pt")
+    foreign = untied and set(tuned_names) - set(base_names)
+    if foreign or not set(base_names) & set(tuned_names):
+        # a copy under a name that the base does not have is another tensor
+        with refused("CKPT-KEYS", 3):
+            TaskVector.between(tmp_path / "base.pt", tmp_path / "tuned.pt")
+        return
+    vector = TaskVector.between(tmp_path / "base.pt", tmp_path / "tuned.pt")
+    applied = vector.apply(tmp_path / "base.pt")
+    assert set(applied) == set(base)
+    assert all(torch.equal(applied[name], m) for name in base_names)
+    assert len({applied[name].data_ptr() for name in base_names}) == 1
 
 
 @pytest.mark.parametrize("tied", ["both", "base", "tuned"])

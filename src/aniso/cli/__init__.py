@@ -33,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as e:
+        if type(e).__name__ == "NoArgsIsHelpError":
+            print(e.format_message(), file=sys.stderr)  # type: ignore[attr-defined]  # noqa: T201
+            return 2
         known = _as_ours(e)
         return _report(known, as_json="--json" in args) if known else _our_bug()
 

@@ -50,7 +50,9 @@ def named_files(items: list[str]) -> dict[str, str]:
         name, equals, ref = item.partition("=")
         # an equals sign may be part of a path, as in runs/lr=1e-5/model.safetensors
         if not equals or "/" in name or Path(item.partition("::")[0]).exists():
-            path = Path(item.partition("::")[0].partition("@")[0])
+            path = Path(item.partition("::")[0])
+            if not path.exists():
+                path = Path(item.partition("@")[0])  # a hub id with its revision
             name, ref = path.stem if path.is_file() else path.name, item
         if name in out:
             raise UsageError(

@@ -16,6 +16,7 @@ from aniso.vectors.adapter_names import keys_error, place_finder
 from aniso.vectors.block import Block, Place
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense, LowRank, Term
+from aniso.vectors.naming import PLAIN
 from aniso.weights import LoraUpdate, PeftAdapter
 
 
@@ -100,7 +101,7 @@ Cells = Mapping[str, Callable[[], Delta]]
 def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[str]]:
     """A delta for each block the adapter touches, and notes; every tensor of it must have its place."""
     keys = {f"{u.module}.weight": u.a for u in adapter.updates} | dict(adapter.replacements)
-    find, notes = place_finder(base.layout, list(keys), adapter)
+    find, notes = place_finder(base, list(keys), adapter)
     touched: dict[str, list[_Contribution]] = {}
     homeless: list[str] = []
 
@@ -119,9 +120,10 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[
         rows = sum(place.part.stop - place.part.start for place in find(key))
         add(key, name, partial(_replacement, adapter, name, rows))
     if homeless:
+        part = "" if base.layout.scheme == PLAIN else "the image encoder of "
         raise keys_error(
             adapter,
-            f"'{adapter.label}' has tensors without a place in the image encoder of '{base.label}'",
+            f"'{adapter.label}' has tensors without a place in {part}'{base.label}'",
             homeless,
             "use the base that the adapter was trained on, or --skip-key to leave keys out",
         )

@@ -2,86 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from aniso.errors import InputError, printable
-from aniso.vectors.block import Block, Layout, Part, Place
+from aniso.vectors.block import Block, Layout, Part, Place, tied_names
+from aniso.vectors.block_source import BlockSource
 from aniso.vectors.naming import PLAIN, TEXT, VISION, Rule, expanded
 from aniso.weights import PeftAdapter
 
 Find = Callable[[str], tuple[Place, ...]]
 
 
-def place_finder(layout: Layout, keys: list[str], adapter: PeftAdapter) -> tuple[Find, list[str]]:
+def place_finder(base: BlockSource, keys: list[str], adapter: PeftAdapter) -> tuple[Find, list[str]]:
     """How to find the places of the adapter's keys, by one rule for all of them, and notes on it.
 
-    The keys may be the base's own, the other library's, or either under or without a prefix. A prefix
-    counts only if it fits every key, and only if it is the only one that does.
+    The keys may be the base's own, or those of either library for a whole CLIP, with or without a prefix.
+    A prefix counts only if it fits every key, and if no other one does that leads to other places.
     """
-    known = _known_names(layout)
-    if all(key in known for key in keys):
-        return lambda key: known.get(key, ()), []
-    fitting: dict[tuple[str, str], None] = {}
-    for taken, added in _prefixes(keys[0], known) if keys else ():
-        if all(key.startswith(taken) and added + key.removeprefix(taken) in known for key in keys):
-            fitting[taken, added] = None
-    if len(fitting) > 1 and layout.scheme != PLAIN:
-        fitting = _of_image_encoder(fitting, keys, known, adapter)
-    if len(fitting) > 1:
+    _refuse_text_encoder(adapter, keys, base.layout)
+    namings = [_standard_names(base.layout)] if base.layout.scheme != PLAIN else []
+    if not (namings and _is_bare(base.layout) and adapter.settings.base_class in _WHOLE_MODELS):
+        namings.insert(0, _own_names(base))
+    for known in namings:
+        if all(key in known for key in keys):
+            return _Fit("", "", known, len(keys)), []
+    fits = [fit for known in namings for fit in _fits(keys, known)]
+    whole = _distinct([fit for fit in fits if fit.matched == len(keys)], keys)
+    if len(whole) > 1 and base.layout.scheme != PLAIN and "Vision" in (adapter.settings.base_class or ""):
+        whole = [fit for fit in whole if fit(keys[0])]
+    if len(whole) > 1:
         raise keys_error(
             adapter,
             f"'{adapter.label}' fits more than one part of the base",
-            [f"'{added}' in place of '{taken}'" for taken, added in fitting],
+            [str(fit) for fit in whole],
             "give as the base just the part that the adapter was trained on",
         )
-    taken, added = next(iter(fitting), ("", ""))
-    notes = [f"names read with '{added}' in place of '{taken}'"] if fitting else []
-    return lambda key: known.get(added + key.removeprefix(taken), ()), notes
+    if whole:
+        return whole[0], [f"names read with {whole[0]}"]
+    # some key has no place under any rule; the rule that fits most tells best which
+    return max(fits, key=lambda fit: fit.matched, default=_Fit("", "", namings[0], 0)), []
 
 
-def _of_image_encoder(
-    fitting: dict[tuple[str, str], None],
-    keys: list[str],
-    known: Mapping[str, tuple[Place, ...]],
-    adapter: PeftAdapter,
-) -> dict[tuple[str, str], None]:
+@dataclass(frozen=True)
+class _Fit:
+    """A prefix to take off and one to put on, and how many keys that makes known."""
+
+    taken: str
+    added: str
+    known: Mapping[str, tuple[Place, ...]]
+    matched: int
+
+    def __call__(self, key: str) -> tuple[Place, ...]:
+        return self.known.get(self.added + key.removeprefix(self.taken), ())
+
+    def __str__(self) -> str:
+        return f"'{self.added}' in place of '{self.taken}'"
+
+
+def _fits(keys: list[str], known: Mapping[str, tuple[Place, ...]]) -> list[_Fit]:
+    found: dict[tuple[str, str], None] = {}
+    for key in keys[:1]:
+        for name in known:
+            if name.endswith(f".{key}"):
+                found["", name.removesuffix(key)] = None
+            elif key.endswith(f".{name}") and not _names_a_tower(key.removesuffix(name)):
+                found[key.removesuffix(name), ""] = None
+    return [
+        _Fit(t, a, known, sum(k.startswith(t) and a + k.removeprefix(t) in known for k in keys))
+        for t, a in found
+    ]
+
+
+def _names_a_tower(prefix: str) -> bool:
+    """A prefix that says which tower it is of is part of the name, not a wrapper around it."""
+    parts = prefix.split(".")
+    return any(part.startswith("text") or part in ("visual", "vision_model") for part in parts)
+
+
+def _distinct(fits: list[_Fit], keys: list[str]) -> list[_Fit]:
+    """Those that lead to different places."""
+    found: dict[tuple[tuple[Place, ...], ...], _Fit] = {}
+    for fit in fits:
+        places = tuple(tuple(Place(p.block, replace(p.part, key="")) for p in fit(key)) for key in keys)
+        found.setdefault(places, fit)
+    return list(found.values())
+
+
+# Adapters of these name both towers' layers, so their names are never those of a bare encoder.
+_WHOLE_MODELS = ("CLIP", "CLIPModel", "CustomTextCLIP")
+
+
+def _refuse_text_encoder(adapter: PeftAdapter, keys: list[str], layout: Layout) -> None:
     """Both towers of a CLIP name their layers alike; the class it was trained on may tell which it is."""
     made_for = adapter.settings.base_class or ""
-    if "Text" in made_for:
+    if layout.scheme != PLAIN and "Text" in made_for and made_for not in _WHOLE_MODELS:
         raise keys_error(
             adapter,
             f"'{adapter.label}' was trained on a text encoder",
             keys,
             "use an adapter of the image encoder",
         )
-    if "Vision" not in made_for:
-        return fitting
-    return {(t, a): None for t, a in fitting if known[a + keys[0].removeprefix(t)]}
 
 
-def _prefixes(key: str, known: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Prefixes to take off and to put on that make this key a known one."""
-    for name in known:
-        if name.endswith(f".{key}"):
-            yield "", name.removesuffix(key)
-        elif key.endswith(f".{name}"):
-            yield key.removesuffix(name), ""
+def _is_bare(layout: Layout) -> bool:
+    """Whether the base's own names do not say that they are the image encoder's."""
+    keys = (part.key for block in layout.blocks for part in block.parts)
+    return not any(mark in f".{key}" for key in keys for mark in (".visual.", ".vision_model."))
 
 
-def _known_names(layout: Layout) -> dict[str, tuple[Place, ...]]:
-    """Places by every name a tensor may have; those outside of task vectors have none."""
-    known: dict[str, tuple[Place, ...]] = dict(layout.places)
-    known |= {part.key: () for block in layout.outside for part in block.parts if part.key not in known}
-    if layout.scheme == PLAIN:
-        return known
+def _own_names(base: BlockSource) -> dict[str, tuple[Place, ...]]:
+    """Places by the base's own names; tensors outside of task vectors have none."""
+    known: dict[str, tuple[Place, ...]] = dict(base.layout.places)
+    known |= {part.key: () for block in base.layout.outside for part in block.parts if part.key not in known}
+    known |= {name: known[first] for name, first in tied_names(base.source).items() if first in known}
+    return known
+
+
+def _standard_names(layout: Layout) -> dict[str, tuple[Place, ...]]:
+    """Places by the names that both libraries give the tensors of a whole CLIP."""
     both = (*layout.blocks, *layout.outside)
     depth = 1 + max((b.depth for b in both if b.depth is not None), default=-1)
-    for rule in expanded(VISION, depth):
-        for name, places in _both_names(rule, layout.by_name).items():
-            known.setdefault(name, places)
+    known: dict[str, tuple[Place, ...]] = {}
     for rule in expanded(TEXT, depth):
-        for name in (rule.open_clip, *rule.hugging_face):
-            known.setdefault(name, ())
+        known |= dict.fromkeys((rule.open_clip, *rule.hugging_face), ())
+    for rule in expanded(VISION, depth):
+        known |= _both_names(rule, layout.by_name)
     return known
 
 

@@ -29,7 +29,7 @@ from aniso.vectors.manifest import (
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.packing import Storage
 from aniso.vectors.segment import Segment
-from aniso.vectors.segment_writer import write_segment
+from aniso.vectors.segment_writer import common_base, write_segment
 from aniso.vectors.task_vector import TaskVector, stored_vector
 from aniso.weights import Ref, open_weights
 from aniso.weights.atomic import (
@@ -68,6 +68,7 @@ class Bank:
         self._homes = dict(homes or {})
         first = next(iter(self._vectors.values()))
         self.layout: Layout = first.layout
+        known: dict[str, str] = {}
         for vector in self._vectors.values():
             if vector.layout.signature != self.layout.signature:
                 raise InputError(
@@ -75,12 +76,18 @@ class Bank:
                     f"vectors '{first.name}' and '{vector.name}' have different blocks",
                     fix="build the bank over one base",
                 )
-            if vector._base != first._base and not vector.base.is_same_as(first.base):
+            if vector._base == first._base:
+                continue  # made together over one base
+            for each in (first, vector):
+                if each.base.activation:
+                    known.setdefault(each.base.activation, each.name)
+            if len(known) > 1 or not vector.base.is_same_as(first.base):
                 raise InputError(
                     "BANK-BASE",
                     f"vectors '{first.name}' and '{vector.name}' are over different bases",
                     expected=f"{first.base.label} {first.base.fingerprint[:16]}",
                     found=f"{vector.base.label} {vector.base.fingerprint[:16]}",
+                    activations=" and ".join(f"{a} ({name})" for a, name in known.items()),
                     fix="build the bank over one base",
                 )
 
@@ -236,7 +243,8 @@ class Bank:
 
     @property
     def base(self) -> BaseInfo:
-        return next(iter(self._vectors.values())).base
+        """The base of all vectors, with its activation if any of them knows it."""
+        return common_base(list(self._vectors.values()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -403,7 +411,7 @@ class Bank:
                 f"'{base.label}' has other blocks than the bank",
                 expected=f"{len(self.layout.blocks)} blocks",
                 found=f"{len(base.layout.blocks)} blocks ({base.layout.scheme})",
-                fix=f"use the bank's base: {self.base.label}",
+                fix=f"use the bank's base, {self.base.label}, and --scheme {self.layout.scheme}",
             )
         found = base.identity()
         if found.content == self.base.content and not found.is_same_as(self.base):

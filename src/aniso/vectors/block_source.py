@@ -12,7 +12,8 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.block import Block, Kind, Layout, Part
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
-from aniso.weights import PeftAdapter, Ref, WeightSource, open_weights
+from aniso.vectors.segment_format import FORMAT
+from aniso.weights import PeftAdapter, Ref, SafetensorsFile, WeightSource, open_weights
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 ACTIVATIONS = ("quick_gelu", "gelu")
@@ -36,6 +37,12 @@ class BlockSource:
                 "LORA-KIND",
                 f"'{source.label}' is an adapter, not a model",
                 fix="give the model it was trained on as the base",
+            )
+        if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{source.label}' is a task vector, not a model",
+                fix="give the model that it was made from",
             )
         self.source = source
         self.label = source.label

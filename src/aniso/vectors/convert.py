@@ -16,7 +16,8 @@ from torch import Tensor
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.vectors.block_source import ACTIVATIONS, agreed_activation
 from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
-from aniso.weights import PeftAdapter, SafetensorsWriter, WeightSource, header_room
+from aniso.vectors.segment_format import FORMAT
+from aniso.weights import PeftAdapter, SafetensorsFile, SafetensorsWriter, WeightSource, header_room
 from aniso.weights.atomic import atomic_directory, atomic_file, require_space, write_text
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
@@ -53,6 +54,10 @@ def convert(
             "LORA-KIND",
             f"'{source.label}' is an adapter: without its configuration its factors mean nothing",
             fix="make a vector of it with: aniso vector make --base BASE ADAPTER -o FILE",
+        )
+    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+        raise InputError(
+            "VECTOR-FILE", f"'{source.label}' is a task vector, not a model", fix="aniso vector show"
         )
     inside = [file.label for file in source.files if out.absolute() in file.path.absolute().parents]
     if inside and to != "safetensors":
@@ -259,9 +264,8 @@ def _hugging_face_config(vision: dict[str, Any], text: dict[str, Any], activatio
             "max_position_embeddings": text["context"],
             "vocab_size": text["vocabulary"],
             "projection_dim": vision["embed"],
-            # CLIP's tokenizer ends a text with the vocabulary's last entry, which is also its pooled one
-            "bos_token_id": text["vocabulary"] - 2,
-            "eos_token_id": text["vocabulary"] - 1,
+            # 2 makes transformers pool the token with the largest id, as open_clip does
+            "eos_token_id": 2,
         },
     }
 

@@ -48,7 +48,7 @@ class Edits:
         unused = [f"--rename {old}={new}" for old, new in self.rename.items() if old not in keys]
         unused += [f"--skip-key {p}" for p in self.skip if not any(fnmatchcase(key, p) for key in keys)]
         if unused:
-            where = ", ".join(f"'{source.label}'" for source in opened[:3])
+            where = ", ".join(f"'{source.label}'" for source in opened[:3]) or "vectors made before"
             raise UsageError(
                 "CKPT-KEYS",
                 f"there is no such key in {where}",

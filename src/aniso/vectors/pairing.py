@@ -8,7 +8,7 @@ from aniso.errors import InputError, printable
 from aniso.vectors.block import Block, Kind, tied_names
 from aniso.vectors.block_source import BlockSource, outside_pairs
 from aniso.vectors.edits import Edits
-from aniso.vectors.naming import HUGGING_FACE
+from aniso.vectors.naming import HUGGING_FACE, PLAIN
 
 _SHOWN = 8
 
@@ -20,8 +20,7 @@ def paired_blocks(
     _check_activation(base, tuned)
     _refuse_linearised(tuned)
     _refuse_integers(base, tuned)
-    theirs = dict(tuned.layout.by_name)
-    notes = _untie(base, tuned, theirs)
+    theirs, notes = _untied(base, tuned)
     missing = [b for b in base.layout.blocks if b.name not in theirs]
     extra = [b for name, b in theirs.items() if name not in base.layout.by_name]
     absent, unexplained = _explained(tuned, missing, edits)
@@ -32,29 +31,38 @@ def paired_blocks(
     return pairs, [*notes, *absent, *_compare_outside(base, tuned)]
 
 
-def _untie(base: BlockSource, tuned: BlockSource, theirs: dict[str, Block]) -> list[str]:
-    """Match blocks of which one model stores one tensor under two names, and the other one twice."""
-    notes = []
-    here, there = tied_names(tuned.source), tied_names(base.source)
+def _untied(base: BlockSource, tuned: BlockSource) -> tuple[dict[str, Block], list[str]]:
+    """The tuned model's blocks under the base's names, where files differ in what they store once.
+
+    One file may hold a tied tensor under all of its names, another under one; a third may have untied it,
+    which is the same model only as long as the values are equal.
+    """
+    theirs, notes = dict(tuned.layout.by_name), list[str]()
+    mine, other = tied_names(base.source), tied_names(tuned.source)
+    if base.layout.scheme != PLAIN or not (mine or other):
+        return theirs, notes
+    matched: dict[str, Block] = {}
     for block in base.layout.blocks:
-        key = block.parts[0].key
-        if block.name not in theirs and len(block.parts) == 1 and key in here:
-            theirs[block.name] = block  # the tied tensor can be read under this name, too
-            notes.append(f"{printable(key)} is tied to {printable(here[key])} in the tuned model only")
-    for key, first in there.items():
-        if key == first or key not in theirs or first not in theirs:
+        names = [block.name, *(n for n, first in mine.items() if first == block.name and n != first)]
+        stored = list(dict.fromkeys(other.get(n, n) for n in names if n in tuned.source.tensors))
+        found = [theirs[name] for name in stored if name in theirs]
+        if not found:
             continue
-        if not torch.equal(tuned.read(theirs[key]), tuned.read(theirs[first])):
-            raise InputError(
-                "CKPT-KEYS",
-                f"'{tuned.label}' has two tensors where base '{base.label}' has one under two names",
-                found=[printable(key), printable(first)],
-                expected="equal values, as they are tied in the base",
-                fix="use a base in which they are not tied",
-            )
-        del theirs[key]
-        notes.append(f"{printable(key)} is tied to {printable(first)} in the base, and equal here")
-    return notes
+        matched[block.name] = found[0]
+        for copy in found[1:]:
+            if copy.shape != found[0].shape or not torch.equal(tuned.read(copy), tuned.read(found[0])):
+                raise InputError(
+                    "CKPT-KEYS",
+                    f"'{tuned.label}' has two tensors where base '{base.label}' has one under two names",
+                    found=[printable(copy.name), printable(found[0].name)],
+                    expected="equal values, as they are tied in the base",
+                    fix="use a base in which they are not tied",
+                )
+        if len(found) > 1 or found[0].name != block.name:
+            notes.append(f"{printable(block.name)} is tied to other names in one of the two files")
+    used = {other.get(n, n) for block in matched.values() for n in (block.name,)}
+    used |= {other.get(n, n) for n, first in mine.items() if first in matched}
+    return matched | {n: b for n, b in theirs.items() if n not in used}, notes
 
 
 def _refuse_integers(base: BlockSource, tuned: BlockSource) -> None:

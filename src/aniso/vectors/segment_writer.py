@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -66,7 +66,7 @@ def write_segment(
             raise InputError(
                 "CKPT-KEYS",
                 f"a block cannot be called '{printable(block.name)}' in a file of vectors",
-                fix="rename the key with --rename",
+                fix="rename the tensor in the base and in every tuned model",
             )
     names = [f"{b.name}{end}" for b in layout.blocks for end in _NAME_ENDS]
     writer = SafetensorsWriter(stream, header_room([*names, INDEX]))
@@ -94,6 +94,13 @@ _NAME_ENDS = ("", "|codes", "|scales", "|mean", "|exact.index", "|exact.value",
               *(f"|{factor}.{group}" for factor in "AB" for group in range(8)))  # fmt: skip
 
 
+def common_base(vectors: Sequence[VectorLike]) -> BaseInfo:
+    """The base of vectors that are over one; some may not know its activation."""
+    bases = [vector.base for vector in vectors]
+    activation = next((base.activation for base in bases if base.activation), None)
+    return replace(bases[0], activation=activation)
+
+
 def _index(
     storage: Storage,
     layout: Layout,
@@ -110,7 +117,7 @@ def _index(
         total = math.hypot(lost, vector.relative_error)
         record = OriginRecord(**asdict(origin))
         records.append(VectorRecord(name=vector.name, norms=kept, relative_error=total, origin=record))
-    base = vectors[0].base
+    base = common_base(vectors)
     return Index(
         schema_version=SCHEMA,
         storage=storage,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aniso.errors import InputError, NumericalError, printable
 from aniso.vectors.adapter import adapter_cells
-from aniso.vectors.block import Block, Layout, Place
+from aniso.vectors.block import Block, Layout, Place, tied_names
 from aniso.vectors.block_source import BlockSource, short_label
 from aniso.vectors.delta import Delta, Dense, difference
 from aniso.vectors.edits import Edits
@@ -218,7 +218,7 @@ class TaskVector:
     # arithmetic
 
     def renamed(self, name: str) -> TaskVector:
-        return TaskVector(
+        out = TaskVector(
             name,
             self.layout,
             self._base,
@@ -228,6 +228,8 @@ class TaskVector:
             self._relative_error,
             self._judgement,
         )
+        out._summands = self._summands
+        return out
 
     def __mul__(self, factor: float) -> TaskVector:
         cells = {n: partial(self._scaled_cell, n, factor) for n in self._cells}
@@ -319,13 +321,20 @@ class TaskVector:
                 found=f"{blocks.identity().fingerprint[:16]}",
                 fix="use the base that the vector was made over, or any_base=True if you are sure",
             )
+        same: dict[str, list[str]] = {}  # all names of a tied tensor, which are given the same tensor
+        for name, first in tied_names(blocks.source).items():
+            same.setdefault(first, []).append(name)
         for key, places in blocks.layout.places.items():
             pieces = [self._rows(blocks, place, coefficient, exact=home) for place in places]
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            yield key, _cast(whole.contiguous(), dtype, self.name, key)
+            result = _cast(whole.contiguous(), dtype, self.name, key)
+            for name in same.get(key, [key]):
+                yield name, result
         for block in blocks.layout.outside:
             for part in block.parts:
-                yield part.key, blocks.source.read(part.key)
+                kept = blocks.source.read(part.key)
+                for name in same.get(part.key, [part.key]):
+                    yield name, kept
 
     def apply(
         self,
@@ -339,12 +348,7 @@ class TaskVector:
 
         For models in float32 or less, 1 gives the tuned model and 0 the base, bit for bit.
         """
-        source = BlockSource.of(base)
-        out = dict(self.applied_to(source, coefficient, dtype, any_base=any_base))
-        for name, other in source.source.aliases.items():
-            # one of the tied names was a block's; any other name is for the same tensor
-            out[name] = out[other] = out[name] if name in out else out[other]
-        return out
+        return dict(self.applied_to(base, coefficient, dtype, any_base=any_base))
 
     def _rows(self, base: BlockSource, place: Place, coefficient: float, *, exact: bool) -> Tensor:
         """The part of a tensor that one block fills."""

@@ -30,6 +30,7 @@ _QUICK, _SMALL = 2 << 30, 64 << 10
 _OPEN_CLIP_MODEL = ("embed_dim", "quick_gelu", "vision_cfg", "text_cfg")
 _OPEN_CLIP_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size")
 _OPEN_CLIP_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
+_OPEN_CLIP_USUAL = {"vision_cfg.pool_type": "tok", "text_cfg.pool_type": "argmax"}
 _CLIP_USUAL = {"layer_norm_eps": 1e-5, "num_channels": 3}
 
 
@@ -85,13 +86,14 @@ def _difference(source: WeightSource, path: Path, name: str) -> str:
     """A warning if another file of the directory disagrees with the one in use."""
     try:
         other = _open_member(path, name)
-        if set(other.tensors) != set(source.tensors):
+        ours, theirs = ({n: i for n, i in s.tensors.items() if i.is_float} for s in (source, other))
+        if set(ours) != set(theirs):
             return f"warning: {name}, which is not used, has tensors of other names and was not compared"
         # models beyond a few seconds of reading are compared by their small tensors
         limit = _SMALL if source.nbytes > _QUICK else source.nbytes
-        same = dict(source.tensors) == dict(other.tensors) and all(
+        same = ours == theirs and all(
             torch.equal(source.read(key), other.read(key))
-            for key, info in source.tensors.items()
+            for key, info in ours.items()
             if info.nbytes <= limit
         )
     except AnisoError as e:
@@ -118,14 +120,14 @@ def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
     model = _object(config.get("model_cfg"))
     vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
-    heads = (width // head_width if width and head_width else None, _count(text.get("heads")))
+    heads = (width // head_width if width and head_width else None, _count(text.get("heads", 8)))
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
     plain = {"model_cfg": _OPEN_CLIP_MODEL, "vision_cfg": _OPEN_CLIP_VISION, "text_cfg": _OPEN_CLIP_TEXT}
     unusual = [
         f"{part}.{name} = {printable(value, 60)}"
         for part, fields in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text))
         for name, value in fields.items()
-        if name not in plain[part] and value
+        if name not in plain[part] and value and value != _OPEN_CLIP_USUAL.get(f"{part}.{name}")
     ]
     return ModelConfig("open_clip", activation, heads, tuple(unusual))
 
@@ -151,6 +153,10 @@ def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]
             for name, usual in _CLIP_USUAL.items()
             if fields.get(name, usual) != usual
         ]
+        vocabulary = _count(text.get("vocab_size", 49408)) or 0
+        end = text.get("eos_token_id", vocabulary - 1)
+        if end not in (2, vocabulary - 1):  # both mean the largest id, which is what open_clip pools
+            unusual.append(f"text_config.eos_token_id = {printable(end, 60)}")
         if text.get("hidden_act", "quick_gelu") != activation:
             unusual.append(f"text_config.hidden_act = {printable(text.get('hidden_act'), 60)}")
     return ModelConfig(_text(architecture), _text(activation), heads, tuple(unusual), ignored), notes
