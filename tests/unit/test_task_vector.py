@@ -184,6 +184,14 @@ def test_a_difference_that_is_not_a_number_is_never_taken_for_none(pair, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tie_outlives_the_name_that_is_left_out():
+    w = torch.randn(8, 4)
+    base = {"b": w, "c": w}
+    tuned = dict.fromkeys("abc", w + 0.01)
+    vector = TaskVector.between(base, tuned, skip=("a",))
+    assert equal(vector.apply(base), {name: tuned[name] for name in "bc"})
+
+
 NAMES = ("shared", "encoder", "decoder", "lm_head")
 
 

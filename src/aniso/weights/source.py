@@ -148,14 +148,13 @@ class Renamed(WeightSource):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        new_names: dict[str, str] = {}
+        first: dict[str, str] = {}  # by the tensor's name in the source, if it is left out here
+        out: dict[str, str] = {}
         for new, old in self._names.items():
-            new_names.setdefault(old, new)
-        return {
-            new: new_names[first]
-            for new, old in self._names.items()
-            if (first := self._source.aliases.get(old)) in new_names
-        }
+            same = first.setdefault(self._source.aliases.get(old, old), new)
+            if same != new:
+                out[new] = same
+        return out
 
     def _load(self, name: str) -> Tensor:
         return self._source.read(self._names[name])
