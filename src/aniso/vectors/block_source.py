@@ -32,18 +32,7 @@ class BlockSource:
         activation: str | None = None,
     ) -> None:
         """``finite`` refuses NaN and infinity; ``activation`` says what the files do not."""
-        if isinstance(source, PeftAdapter):
-            raise InputError(
-                "LORA-KIND",
-                f"'{source.label}' is an adapter, not a model",
-                fix="give the model it was trained on as the base",
-            )
-        if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
-            raise InputError(
-                "VECTOR-FILE",
-                f"'{source.label}' is a task vector, not a model",
-                fix="give the model that it was made from",
-            )
+        require_model(source)
         self.source = source
         self.label = source.label
         self.activation = agreed_activation(source, activation)
@@ -138,6 +127,22 @@ class BlockSource:
                 fix="find out why training diverged; --allow-nonfinite only to look",
             )
         return float(torch.linalg.vector_norm(values.double()))
+
+
+def require_model(source: WeightSource) -> None:
+    """Refuse what holds weights but is no model."""
+    if isinstance(source, PeftAdapter):
+        raise InputError(
+            "LORA-KIND",
+            f"'{source.label}' is an adapter, not a model",
+            fix="give the model it was trained on, or make a vector of it with aniso vector make",
+        )
+    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+        raise InputError(
+            "VECTOR-FILE",
+            f"'{source.label}' is a task vector, not a model",
+            fix="give the model that it was made from",
+        )
 
 
 def agreed_activation(source: WeightSource, said: str | None) -> str | None:

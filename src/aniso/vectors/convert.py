@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.vectors.block_source import ACTIVATIONS, agreed_activation
+from aniso.vectors.block_source import ACTIVATIONS, agreed_activation, require_model
 from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
-from aniso.vectors.segment_format import FORMAT
-from aniso.weights import PeftAdapter, SafetensorsFile, SafetensorsWriter, WeightSource, header_room
+from aniso.weights import SafetensorsWriter, WeightSource, header_room
 from aniso.weights.atomic import atomic_directory, atomic_file, require_space, write_text
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
@@ -49,16 +48,7 @@ def convert(
     """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
     if to not in ("safetensors", *_TARGETS):
         raise UsageError("USAGE", f"cannot convert to '{to}'", expected=", ".join(("safetensors", *_TARGETS)))
-    if isinstance(source, PeftAdapter):
-        raise InputError(
-            "LORA-KIND",
-            f"'{source.label}' is an adapter: without its configuration its factors mean nothing",
-            fix="make a vector of it with: aniso vector make --base BASE ADAPTER -o FILE",
-        )
-    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
-        raise InputError(
-            "VECTOR-FILE", f"'{source.label}' is a task vector, not a model", fix="aniso vector show"
-        )
+    require_model(source)
     inside = [file.label for file in source.files if out.absolute() in file.path.absolute().parents]
     if inside and to != "safetensors":
         raise UsageError(
