@@ -100,10 +100,6 @@ class LockedError(AnisoError):
     exit_code = 8
 
 
-class AnisoWarning(UserWarning):
-    """Something a user should know and may ignore; the command line prints these as notes."""
-
-
 EXPLANATIONS: dict[str, str] = {
     "FILE-MISSING": "The path does not exist. If you meant a hub id, write it as owner/name or "
     "owner/name@revision.",

@@ -174,3 +174,17 @@ def test_no_part_of_an_error_reaches_the_terminal_raw():
     assert "\x1b" not in str(error)
     assert "\r" not in str(error)
     assert len(str(error).splitlines()) == 6
+
+
+def test_every_error_says_what_to_type_next():
+    """The ``fix`` of an error is never left out, whichever module raises it."""
+    names = {kind.__name__ for kind in KINDS}
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in names
+        and not any(keyword.arg == "fix" for keyword in node.keywords)
+    ]
+    assert not silent

@@ -16,5 +16,10 @@ def explain(
     """Say more about an error."""
     text = EXPLANATIONS.get(code.upper())
     if text is None:
-        raise UsageError("USAGE", f"there is no error '{code}'", expected=", ".join(sorted(EXPLANATIONS)))
+        raise UsageError(
+            "USAGE",
+            f"there is no error '{code}'",
+            expected=", ".join(sorted(EXPLANATIONS)),
+            fix="copy the code from between the brackets of an error",
+        )
     show.line(text)

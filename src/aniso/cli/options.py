@@ -38,7 +38,9 @@ def renames(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
-            raise UsageError("USAGE", f"--rename {pair}: expected OLD=NEW")
+            raise UsageError(
+                "USAGE", f"'--rename {pair}' does not say what to call what", fix="--rename OLD=NEW"
+            )
         out[old] = new
     return out
 

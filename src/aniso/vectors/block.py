@@ -131,6 +131,7 @@ def _names(source: WeightSource, scheme: str) -> Names:
             "LAYOUT-SCHEME",
             f"there is no naming '{scheme}'",
             expected=", ".join(("auto", *SCHEMES)),
+            fix="choose one of these, or leave --scheme out",
         )
     tied = tied_names(source)
     keys = [key for key in source.tensors if tied.get(key, key) == key]

@@ -83,11 +83,6 @@ class BlockSource:
         raw = [self.source.read(p.key).T if p.transposed else self.source.read(p.key) for p in block.parts]
         return raw[0] if len(raw) == 1 else torch.cat(raw)
 
-    def norm(self, block: Block) -> float:
-        if block.name not in self._norms:
-            self.read(block)
-        return self._norms[block.name]
-
     def identity(self) -> BaseInfo:
         """Who this model is; reads what has not been read yet."""
         for block in self.layout.blocks:
@@ -153,6 +148,7 @@ def agreed_activation(source: WeightSource, said: str | None) -> str | None:
             "CKPT-ACTIVATION",
             f"there is no activation '{printable(said)}'",
             expected=" or ".join(ACTIVATIONS),
+            fix="choose one of the two",
         )
     if said and named and said != named:
         raise InputError(

@@ -47,7 +47,12 @@ def convert(
 ) -> tuple[str, ...]:
     """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
     if to not in ("safetensors", *_TARGETS):
-        raise UsageError("USAGE", f"cannot convert to '{to}'", expected=", ".join(("safetensors", *_TARGETS)))
+        raise UsageError(
+            "USAGE",
+            f"cannot convert to '{to}'",
+            expected=", ".join(("safetensors", *_TARGETS)),
+            fix="choose one of these with --to",
+        )
     require_model(source)
     inside = [file.label for file in source.files if out.absolute() in file.path.absolute().parents]
     if inside and to != "safetensors":
@@ -151,7 +156,12 @@ def _write(
 
 def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor]]:
     if dtype is not None and dtype not in _DTYPES:
-        raise UsageError("USAGE", f"there is no dtype '{dtype}'", expected=", ".join(_DTYPES))
+        raise UsageError(
+            "USAGE",
+            f"there is no dtype '{dtype}'",
+            expected=", ".join(_DTYPES),
+            fix="choose one of these with --dtype",
+        )
     for name, read in plan.tensors.items():
         tensor = read()
         if dtype is None or not tensor.is_floating_point():

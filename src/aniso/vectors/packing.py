@@ -34,7 +34,12 @@ class Storage(StrEnum):
     @classmethod
     def of(cls, name: str) -> Storage:
         if name not in list(cls):
-            raise UsageError("USAGE", f"there is no storage '{printable(name)}'", expected=", ".join(cls))
+            raise UsageError(
+                "USAGE",
+                f"there is no storage '{printable(name)}'",
+                expected=", ".join(cls),
+                fix="choose one of these",
+            )
         return cls(name)
 
     @property

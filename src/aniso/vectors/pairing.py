@@ -60,7 +60,8 @@ def _untied(base: BlockSource, tuned: BlockSource) -> tuple[dict[str, Block], li
                 )
         if len(found) > 1 or found[0].name != block.name:
             notes.append(f"{printable(block.name)} is tied to other names in one of the two files")
-    used = {other.get(n, n) for block in matched.values() for n in (block.name,)}
+    # every name that a matched tensor goes by, here or in the base, is accounted for
+    used = {block.name for block in matched.values()}
     used |= {other.get(n, n) for n, first in mine.items() if first in matched}
     return matched | {n: b for n, b in theirs.items() if n not in used}, notes
 

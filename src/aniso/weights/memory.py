@@ -29,10 +29,19 @@ class TensorMap(WeightSource):
         self.info = SourceInfo("memory", config=ModelConfig(activation=activation))
         for name, tensor in tensors.items():
             if not isinstance(tensor, Tensor):
-                raise InputError("WEIGHT-DTYPE", f"{label} has a {type(tensor).__name__}", key=name)
+                raise InputError(
+                    "WEIGHT-DTYPE",
+                    f"{label} has a {type(tensor).__name__}",
+                    key=name,
+                    fix="give a mapping of names to tensors",
+                )
             if tensor.dtype not in NAMES or tensor.layout != torch.strided:
                 raise InputError(
-                    "WEIGHT-DTYPE", f"{label} has an unusual tensor", key=name, found=tensor.dtype
+                    "WEIGHT-DTYPE",
+                    f"{label} has an unusual tensor",
+                    key=name,
+                    found=tensor.dtype,
+                    fix="convert it to a dense float tensor",
                 )
         self._data = {name: tensor.detach() for name, tensor in tensors.items()}
         self._tensors = {n: TensorInfo(NAMES[t.dtype], tuple(t.shape)) for n, t in self._data.items()}

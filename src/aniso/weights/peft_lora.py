@@ -359,7 +359,12 @@ def _checked_pattern(text: str) -> str:
 def _by_pattern(patterns: Mapping[str, Any], module: str, default: float) -> float:
     """The value of the first pattern that matches the end of the module's path, as PEFT does."""
     if patterns and len(module) > _MAX_PATTERN:  # matching may take time cubic in the length
-        raise InputError("LORA-KEYS", "a module's name is too long to match patterns", module=module)
+        raise InputError(
+            "LORA-KEYS",
+            "a module's name is too long to match patterns",
+            module=module,
+            fix="merge the adapter with PEFT and use the merged checkpoint",
+        )
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return float(value)

@@ -118,7 +118,11 @@ def _truncated(file: RawFile, expected: int) -> InputError:
 def _metadata(file: RawFile, value: object) -> dict[str, str]:
     if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()):
         return value
-    raise UnsafeError("ST-HEADER", f"'{file.label}' has metadata that is not text")
+    raise UnsafeError(
+        "ST-HEADER",
+        f"'{file.label}' has metadata that is not text",
+        fix="download it again from a source you trust",
+    )
 
 
 def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, int]:

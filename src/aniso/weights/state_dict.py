@@ -55,7 +55,11 @@ def find_state_dict(root: object, entry: str, label: str) -> Found:
             notes.append(f"entries left out: {printable(', '.join(ignored))}")
         node = _entries(node)[name]
     else:
-        raise UnsafeError("PICKLE-LIMIT", f"'{label}' nests its entries more than {_MAX_DEPTH} deep")
+        raise UnsafeError(
+            "PICKLE-LIMIT",
+            f"'{label}' nests its entries more than {_MAX_DEPTH} deep",
+            fix="ask its author for a safetensors file",
+        )
     tensors, left_out = _flatten(node, label)
     if left_out:
         notes.append(f"entries that are not tensors, left out: {printable(', '.join(left_out))}")
@@ -140,7 +144,11 @@ def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]
         left_out += [str(k) for k, v in node.items() if not isinstance(k, str) and _is_tensor(v)]
     for count, (name, value) in enumerate(walk):
         if count > _MAX_NODES:
-            raise UnsafeError("PICKLE-LIMIT", f"'{label}' lists more than {_MAX_NODES} tensors")
+            raise UnsafeError(
+                "PICKLE-LIMIT",
+                f"'{label}' lists more than {_MAX_NODES} tensors",
+                fix="ask its author for a safetensors file",
+            )
         if isinstance(value, TensorView) and name in tensors:
             raise InputError(
                 "CKPT-AMBIGUOUS",

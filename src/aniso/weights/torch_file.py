@@ -183,7 +183,11 @@ def _read_zip(file: RawFile, machine: Machine) -> tuple[object, dict[str, _Regio
     _check_byte_order(file, entries.get(f"{folder}byteorder"))
     main = entries[pickles[0]]
     if main.nbytes > MAX_BYTES:
-        raise UnsafeError("PICKLE-LIMIT", f"'{file.label}' has a pickle of {main.nbytes} bytes")
+        raise UnsafeError(
+            "PICKLE-LIMIT",
+            f"'{file.label}' has a pickle of {main.nbytes} bytes",
+            fix="ask its author for a safetensors file",
+        )
     data = file.read(main.offset, main.nbytes)
     if zlib.crc32(data) != main.crc:
         raise InputError("ZIP-CRC", f"'{file.label}' is damaged", key="data.pkl", fix="download it again")
@@ -289,7 +293,11 @@ def _read_legacy(file: RawFile, machine: Machine) -> tuple[object, dict[str, _Re
         root = machine.run(stream)
         keys = machine.run(stream)
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise UnsafeError("PICKLE-MALFORMED", "the list of storages is not a list of names")
+            raise UnsafeError(
+                "PICKLE-MALFORMED",
+                "the list of storages is not a list of names",
+                fix="ask its author for a safetensors file",
+            )
         return root, _legacy_regions(file, stream, keys, machine)
 
 
@@ -301,7 +309,11 @@ def _legacy_regions(
     for key in keys:
         storage = machine.storages.get(key)
         if storage is None or key in regions:
-            raise UnsafeError("PICKLE-MALFORMED", f"storage {printable(key)} is listed but not used")
+            raise UnsafeError(
+                "PICKLE-MALFORMED",
+                f"storage {printable(key)} is listed but not used",
+                fix="ask its author for a safetensors file",
+            )
         nbytes = storage.numel * storage.itemsize
         if storage.numel < 0 or position + 8 + nbytes > file.size:
             raise InputError(
@@ -317,6 +329,7 @@ def _legacy_regions(
                 f"storage {printable(key)} has another size than declared",
                 expected=storage.numel,
                 found=numel,
+                fix="download it again from a source you trust",
             )
         regions[key] = _Region(position + 8, nbytes, None)
         position += 8 + nbytes
