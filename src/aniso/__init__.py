@@ -6,6 +6,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aniso.compose import Coefficients as Coefficients
+    from aniso.compose import Composition as Composition
+    from aniso.compose import Linearised as Linearised
+    from aniso.compose import Partition as Partition
+    from aniso.compose import Plan as Plan
+    from aniso.compose import Runtime as Runtime
     from aniso.errors import AnisoError as AnisoError
     from aniso.vectors import Bank as Bank
     from aniso.vectors import Block as Block
@@ -26,6 +32,12 @@ _HOMES = {
     "Block": "aniso.vectors",
     "BlockSource": "aniso.vectors",
     "Storage": "aniso.vectors",
+    "Composition": "aniso.compose",
+    "Partition": "aniso.compose",
+    "Coefficients": "aniso.compose",
+    "Linearised": "aniso.compose",
+    "Runtime": "aniso.compose",
+    "Plan": "aniso.compose",
     "AnisoError": "aniso.errors",
 }
 __all__ = [*_HOMES, "__version__"]

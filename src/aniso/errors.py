@@ -185,6 +185,20 @@ EXPLANATIONS: dict[str, str] = {
     "BANK-NAME": "Vector names are unique within a bank and limited to letters, digits and . _ + -",
     "BANK-BASE": "All vectors of a bank are differences to the same base.",
     "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
+    "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "
+    "some families.",
+    "COEF-FILE": "The file is a valid safetensors file but holds no coefficients written by aniso, or its "
+    "index is damaged.",
+    "COEF-VALUES": "A coefficient is NaN or infinite, or there are more or fewer of them than vectors, "
+    "blocks and parts make.",
+    "COEF-BANK": "Coefficients mean something only together with the vectors they were learned with. The "
+    "same vectors in another storage are fine; other vectors of the same name are not.",
+    "COEF-LAYOUT": "Coefficients are matched with blocks by name. Query, key and value may be one block or "
+    "three; everything else must agree.",
+    "COEF-PARTITION": "Coefficients belong to the partition they were learned with: rule, number of parts "
+    "and seed decide which elements each of them scales.",
+    "MODEL-COPY": "A composition works on a copy of the model's modules that shares their weights.",
+    "PLAN-MEMORY": "The composed weights alone, with two small buffers, need more memory than is allowed.",
     "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",
     "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",

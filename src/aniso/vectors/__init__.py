@@ -5,7 +5,7 @@ from aniso.vectors.block import Block, Kind, Layout, Part
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense, LowRank, Packed
 from aniso.vectors.origin import BaseInfo, Provenance
-from aniso.vectors.packing import Storage
+from aniso.vectors.packing import Packing, Storage
 from aniso.vectors.task_vector import TaskVector
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "Dense",
     "LowRank",
     "Packed",
+    "Packing",
     "Storage",
 ]

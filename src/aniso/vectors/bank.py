@@ -309,6 +309,18 @@ class Bank:
                 found[wanted[i]] = delta
         return {name: found[name] for name in self._vectors if name in found}
 
+    def block_bytes(self, block: str) -> int:
+        """About how much the deltas of one block take as they are stored; at most, if not on disk."""
+        numel = self.layout.by_name[block].numel
+        total = 0
+        for name, vector in self._vectors.items():
+            home = self._homes.get(name)
+            if home is not None:
+                total += home[0].cell_bytes(block, home[1])
+            elif block in vector:
+                total += 4 * numel
+        return total
+
     # selecting
 
     def only(self, *names: str) -> Bank:

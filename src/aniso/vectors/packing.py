@@ -74,6 +74,11 @@ class Packing:
     def per_byte(self) -> int:
         return 8 // self.bits
 
+    @property
+    def middle(self) -> float:
+        """What is taken from a code before it is scaled."""
+        return 1.5 if self.bits == 2 else _top(self) + 1
+
     def code_bytes(self, numel: int) -> int:
         return -(-numel // GROUP) * GROUP // self.per_byte
 
@@ -108,7 +113,7 @@ def pack(values: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
 def unpack(codes: Tensor, scales: Tensor, packing: Packing, numel: int) -> Tensor:
     """The numbers that codes and scales stand for, as float32."""
     numbers = _split(codes, packing).to(torch.float32)
-    numbers -= 1.5 if packing.bits == 2 else _top(packing) + 1
+    numbers -= packing.middle
     groups = numbers.reshape(-1, GROUP).mul_(scales.to(torch.float32).reshape(-1, 1))
     return groups.reshape(-1)[:numel]
 

@@ -92,6 +92,19 @@ class Segment:
     def _cell(self, block: str, i: int) -> Delta:
         return self.read(block, {i})[i]
 
+    def cell_bytes(self, block: str, i: int) -> int:
+        """What one vector's delta of a block takes in the file, with its share of what vectors share."""
+        cell = self.index.cells.get(block)
+        if cell is None:
+            return 0
+        tensors = self._file.tensors
+        if i in cell.dense:
+            names = (f"{block}|codes", f"{block}|scales", f"{block}|mean") if cell.packed else (block,)
+            return sum(tensors[n].nbytes for n in names if n in tensors) // len(cell.dense)
+        ranks = [(t.rank, t.group) for t in cell.terms if t.vector == i]
+        pairs = [(rank, tensors[f"{block}|{f}.{g}"]) for rank, g in ranks for f in "AB"]
+        return sum(rank * info.nbytes // info.shape[0] for rank, info in pairs)
+
     def read(self, block: str, wanted: set[int]) -> dict[int, Delta]:
         """The deltas of one block for the vectors wanted; for all of them it is one contiguous read."""
         cell = self.index.cells.get(block)

@@ -1,0 +1,10 @@
+"""Compositions: which coefficients exist, and a model at base + sum of coefficient * delta."""
+
+from aniso.compose.coefficients import Coefficients
+from aniso.compose.composition import Composition
+from aniso.compose.partition import Partition
+from aniso.compose.plan import Plan
+from aniso.compose.runtime import Runtime
+from aniso.compose.tangent import Linearised
+
+__all__ = ["Composition", "Partition", "Coefficients", "Runtime", "Plan", "Linearised"]

@@ -1,0 +1,291 @@
+"""Coefficients as a value: numbers with labels, saved in a file of a few kB that knows what it belongs to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from aniso.compose.adopt import adopted
+from aniso.compose.partition import Partition, Rule
+from aniso.compose.slots import Slots
+from aniso.errors import AnisoError, InputError, printable
+from aniso.vectors import Bank, BaseInfo, Block, Kind
+from aniso.weights import SafetensorsFile, save_safetensors
+from aniso.weights.files import RawFile
+
+SCHEMA = 1
+FORMAT = "aniso coefficients"
+_VALUES = "coefficients"
+
+
+@final
+@dataclass(frozen=True)
+class Origin:
+    """The bank that coefficients were learned on."""
+
+    scheme: str
+    layout: str
+    base: BaseInfo
+    bank: str
+    """Content hash of the bank."""
+    sources: dict[str, str]
+    """Hash of the file that each vector was made from: it survives packing, the bank's own does not."""
+
+    @classmethod
+    def of(cls, bank: Bank) -> Origin:
+        base = replace(bank.base, norms={})
+        sources = {name: bank[name].provenance.sha256 for name in bank}
+        return cls(bank.layout.scheme, bank.layout.signature, base, bank.content_hash, sources)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """One number for each vector, block and part."""
+
+    slots: Slots
+    values: Tensor
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        if tuple(self.values.shape) != (self.slots.count,):
+            raise InputError(
+                "COEF-VALUES",
+                "the number of coefficients is not what vectors, blocks and parts make",
+                found=f"shape {tuple(self.values.shape)}",
+                expected=f"{self.slots.count} numbers",
+                fix="learn them again, or restore the file from a copy",
+            )
+        bad = (~torch.isfinite(self.values)).nonzero().reshape(-1).tolist()
+        if bad:
+            vector, block, part = list(self.slots.labels())[bad[0]]
+            raise InputError(
+                "COEF-VALUES",
+                f"{len(bad)} coefficients are NaN or infinite",
+                key=block,
+                first=f"vector '{vector}', part {part}",
+                fix="learn them again with a smaller learning rate",
+            )
+
+    @classmethod
+    def zeros(cls, bank: Bank, partition: Partition | None = None) -> Coefficients:
+        """The base itself."""
+        slots = Slots.of(bank, partition or Partition.blocks())
+        return cls(slots, torch.zeros(slots.count), Origin.of(bank))
+
+    @property
+    def partition(self) -> Partition:
+        return self.slots.partition
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        return self.slots.vectors
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(slot.block.name for slot in self.slots.blocks)
+
+    def __len__(self) -> int:
+        return self.slots.count
+
+    def __repr__(self) -> str:
+        size = f"{len(self.vectors)} vectors, {len(self.blocks)} blocks"
+        return f"Coefficients({len(self)}: {size}, {self.partition})"
+
+    def of(self, vector: str, block: str) -> Tensor:
+        """The coefficients of one cell, one for each part."""
+        return self.values[self.slots.index(vector, block)]
+
+    def matrix(self) -> Tensor:
+        """Vectors by blocks: the mean over the parts of a cell, NaN where there is no coefficient."""
+        return self.slots.matrix(self.values)
+
+    def items(self) -> list[tuple[str, str, int, float]]:
+        """Vector, block, part and value of every coefficient."""
+        labels = self.slots.labels()
+        return [(*label, value) for label, value in zip(labels, self.values.tolist(), strict=True)]
+
+    def for_bank(self, bank: Bank, *, any_bank: bool = False) -> Coefficients:
+        """The same coefficients for a bank of the same vectors, which may be stored or divided differently.
+
+        Query, key and value that are blocks of their own there take over the coefficient of the block that
+        holds all three here; the other way round the three must agree.
+        """
+        if not any_bank:
+            _check_origin(self.origin, bank)
+        _check_names(self, bank)
+        slots, values = adopted(self.slots, self.values, bank)
+        return Coefficients(slots, values, Origin.of(bank))
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> str:
+        """Write one safetensors file; returns its sha256."""
+        record = _Record.of(self).model_dump_json(exclude_defaults=True)
+        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": record}
+        return save_safetensors(Path(path), {_VALUES: self.values}, meta, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Coefficients:
+        """Read a file written by ``save``."""
+        file = SafetensorsFile(RawFile(Path(path)))
+        if file.metadata.get("format") != FORMAT or set(file.tensors) != {_VALUES}:
+            raise InputError(
+                "COEF-FILE",
+                f"'{file.label}' holds no coefficients",
+                found=f"metadata {printable(json.dumps(file.metadata), 100)}",
+                expected=f"a file with format '{FORMAT}'",
+                fix="name a file that Coefficients.save wrote",
+            )
+        if file.metadata.get("schema") != str(SCHEMA):
+            raise InputError(
+                "COEF-FILE",
+                f"'{file.label}' was written by another version",
+                found=f"schema {printable(file.metadata.get('schema', ''))}",
+                expected=f"schema {SCHEMA}",
+                fix="pip install -U aniso",
+            )
+        return _parsed(file)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _BaseRecord(_Strict):
+    label: str
+    content: str
+    activation: str | None = None
+
+
+class _PartitionRecord(_Strict):
+    rule: Rule = "blocks"
+    families: tuple[str, ...] = ()
+    parts: int = 1
+    seed: int = 0
+
+
+class _Record(_Strict):
+    """What the file says of its numbers. Blocks are (name, shape, kind, depth)."""
+
+    scheme: str
+    layout: str
+    base: _BaseRecord
+    bank: str
+    vectors: tuple[tuple[str, str], ...]
+    partition: _PartitionRecord
+    blocks: tuple[tuple[str, tuple[int, ...], Kind, int | None], ...]
+    absent: dict[str, tuple[str, ...]] = {}
+    """Vectors that do not change a block."""
+
+    @classmethod
+    def of(cls, coefficients: Coefficients) -> _Record:
+        origin, slots = coefficients.origin, coefficients.slots
+        absent = {s.block.name: tuple(v for v in slots.vectors if v not in s.vectors) for s in slots.blocks}
+        return cls(
+            scheme=origin.scheme,
+            layout=origin.layout,
+            base=_BaseRecord(
+                label=origin.base.label, content=origin.base.content, activation=origin.base.activation
+            ),
+            bank=origin.bank,
+            vectors=tuple((name, origin.sources[name]) for name in slots.vectors),
+            partition=_PartitionRecord(**_fields(slots.partition)),
+            blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in slots.blocks),
+            absent={block: names for block, names in absent.items() if names},
+        )
+
+    def slots(self) -> Slots:
+        names = tuple(name for name, _ in self.vectors)
+        unknown = set(self.absent) - {name for name, *_ in self.blocks}
+        if unknown or len(set(names)) != len(names) or len({b[0] for b in self.blocks}) != len(self.blocks):
+            raise ValueError(
+                f"names that are unknown or occur twice: {', '.join(sorted(unknown)) or 'vectors'}"
+            )
+        if any(size < 0 for _, shape, *_ in self.blocks for size in shape):
+            raise ValueError("a block has a negative size")
+        cells = []
+        for name, shape, kind, depth in self.blocks:
+            missing = self.absent.get(name, ())
+            cells.append((Block(name, shape, kind, depth), tuple(v for v in names if v not in missing)))
+        return Slots.made(Partition(**self.partition.model_dump()), names, cells)
+
+    def origin(self) -> Origin:
+        base = BaseInfo(self.base.label, self.base.content, self.base.activation)
+        return Origin(self.scheme, self.layout, base, self.bank, dict(self.vectors))
+
+
+def _fields(partition: Partition) -> dict[str, Any]:
+    return partition.as_dict()
+
+
+def _parsed(file: SafetensorsFile) -> Coefficients:
+    try:
+        record = _Record.model_validate_json(file.metadata.get("index", ""))
+        slots, origin = record.slots(), record.origin()
+    except (ValidationError, ValueError, AnisoError) as e:
+        reason = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
+        raise InputError(
+            "COEF-FILE",
+            f"'{file.label}' has an index that cannot be read",
+            reason=printable(reason),
+            fix="restore the file from a copy, or learn the coefficients again",
+        ) from None
+    values = file.read(_VALUES)
+    if values.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            "COEF-VALUES",
+            f"'{file.label}' has coefficients in an unusual format",
+            found=values.dtype,
+            expected="float32 or float64",
+            fix="restore the file from a copy, or learn the coefficients again",
+        )
+    return Coefficients(slots, values, origin)
+
+
+def _check_origin(origin: Origin, bank: Bank) -> None:
+    if not origin.base.is_same_as(bank.base):
+        raise InputError(
+            "COEF-BANK",
+            "the coefficients were learned over another base than the bank's",
+            expected=f"{origin.base.label} {origin.base.fingerprint[:16]} ({origin.base.activation})",
+            found=f"{bank.base.label} {bank.base.fingerprint[:16]} ({bank.base.activation})",
+            fix="use the bank that they were learned on",
+        )
+    if origin.bank == bank.content_hash:
+        return
+    for name, source in origin.sources.items():
+        theirs = bank[name].provenance.sha256 if name in bank else source
+        if not source or theirs != source:
+            raise InputError(
+                "COEF-BANK",
+                f"vector '{name}' of the bank is not the one that coefficients were learned with",
+                expected=f"made from {source[:16] or 'a vector that was computed'}",
+                found=f"made from {theirs[:16] or 'a vector that was computed'}",
+                fix="use the bank that they were learned on, or any_bank=True if you are sure",
+            )
+
+
+def _check_names(coefficients: Coefficients, bank: Bank) -> None:
+    missing = [v for v in coefficients.vectors if v not in bank]
+    extra = [v for v in bank if v not in coefficients.vectors]
+    if missing:
+        raise InputError(
+            "COEF-BANK",
+            f"the bank has no vector '{missing[0]}', for which there are coefficients",
+            expected=", ".join(coefficients.vectors),
+            found=", ".join(bank.names),
+            fix="use the bank that they were learned on",
+        )
+    if extra:
+        raise InputError(
+            "COEF-BANK",
+            f"there are no coefficients for vector '{extra[0]}' of the bank",
+            expected=", ".join(coefficients.vectors),
+            found=", ".join(bank.names),
+            fix="bank.only(*coefficients.vectors)",
+        )

@@ -1,0 +1,245 @@
+"""A model whose weights are base + sum of coefficient * delta; the coefficients are its only parameter."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from aniso.compose.coefficients import Coefficients, Origin
+from aniso.compose.engine import Engine, Places, places_of, skeleton_of
+from aniso.compose.partition import Partition
+from aniso.compose.plan import Plan
+from aniso.compose.runtime import Runtime
+from aniso.compose.slots import Slots
+from aniso.compose.store import Store
+from aniso.compose.tangent import Linearised, linearised_call
+from aniso.errors import InputError, UsageError
+from aniso.vectors import Bank, BlockSource, Layout
+from aniso.vectors.block import tied_names
+from aniso.vectors.naming import PLAIN
+from aniso.weights import TensorMap
+from aniso.weights.files import Progress
+
+
+@final
+class Composition(nn.Module):
+    """Runs a model at theta0 + sum_i Lambda_i tau_i. Starts at zero, which is the base bit for bit.
+
+    The model that is given is not changed: the composition works on a copy of its modules that shares its
+    weights. ``composition.values`` is the only parameter; batch norms stay in evaluation mode.
+    """
+
+    values: nn.Parameter
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bank: Bank,
+        partition: Partition | None = None,
+        *,
+        runtime: Runtime | None = None,
+        any_base: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """``any_base`` composes over a model that is not the one the bank was made over."""
+        super().__init__()
+        self.bank = bank
+        self.partition = partition or Partition.blocks()
+        self.runtime = runtime or Runtime()
+        self.slots = Slots.of(bank, self.partition)
+        self.linearised = isinstance(model, Linearised)
+        inner = model.module if isinstance(model, Linearised) else model
+        source = TensorMap(inner.state_dict(), type(inner).__name__)
+        self.layout = _layout(source, bank, any_base=any_base)
+        self._tied = tied_names(source)
+        self._hold(skeleton_of(inner))
+        first = next(iter(model.parameters()), torch.zeros(0))
+        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self.values = nn.Parameter(torch.zeros(self.slots.count, dtype=dtype, device=first.device))
+        self._engine: Engine | None = None
+        self._progress = progress
+        self.plan  # noqa: B018 (what does not fit is said now, not at the first batch)
+        self.train(model.training)
+
+    _model: nn.Module
+    _places: Places
+
+    def _hold(self, model: nn.Module) -> None:
+        """Keep the model without making it a child: its weights are no parameters of the composition."""
+        object.__setattr__(self, "_model", model)
+        object.__setattr__(self, "_places", places_of(model, self._tied))
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        bank: Bank,
+        coefficients: Coefficients,
+        *,
+        runtime: Runtime | None = None,
+        any_base: bool = False,
+        any_bank: bool = False,
+    ) -> Composition:
+        """The composition that coefficients were learned for; other vectors of the bank are left out."""
+        fitting = coefficients.for_bank(bank.only(*coefficients.vectors), any_bank=any_bank)
+        chosen = bank.only(*coefficients.vectors)
+        made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base)
+        return made.load(fitting)
+
+    # coefficients
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """A labelled copy of the values as they are now."""
+        return Coefficients(self.slots, self.values.detach().cpu().clone(), Origin.of(self.bank))
+
+    def load(self, coefficients: Coefficients, *, any_bank: bool = False) -> Self:
+        """Take over coefficients, which must fit the bank and the partition."""
+        if coefficients.partition != self.partition:
+            raise InputError(
+                "COEF-PARTITION",
+                f"these coefficients have another partition{_seed(coefficients.partition, self.partition)}",
+                expected=str(self.partition),
+                found=str(coefficients.partition),
+                fix="Composition.of(model, bank, coefficients) takes theirs",
+            )
+        fitting = coefficients.for_bank(self.bank, any_bank=any_bank)
+        with torch.no_grad():
+            self.values.copy_(fitting.values)
+        return self
+
+    # running
+
+    @property
+    def plan(self) -> Plan:
+        """Where the task vectors will be, and what memory that takes."""
+        itemsize = next((t.element_size() for t in self._model.parameters()), 4)
+        return Plan.of(self.bank, self.slots, self.runtime, self.values.device, itemsize)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.linearised:
+            return linearised_call(self._running(), self._model, args, kwargs)
+        with self.composed() as model:
+            return model(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def composed(self) -> Iterator[nn.Module]:
+        """The model with composed weights, for calls other than ``forward``: ``model.encode_image(x)``."""
+        if self.linearised:
+            raise UsageError(
+                "USAGE",
+                "a linearised model has no composed weights: its output is a derivative",
+                fix="call the composition itself",
+            )
+        self._running()
+        # what was put in place stays until the next call: checkpointed layers run again in the backward pass
+        yield self._model
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the composed tensors by the model's names; what no coefficient moves is left out."""
+        with torch.no_grad(), self.composed():
+            return {key: t.clone() for key, t in self._running().installed.items()}
+
+    def _running(self) -> Engine:
+        """The engine, with the weights for the present values in place."""
+        if self._engine is None:
+            self._engine = Engine(
+                self._model,
+                self._places,
+                self.layout,
+                self.slots,
+                Store(
+                    self.bank,
+                    self.slots,
+                    self.plan,
+                    self.values.device,
+                    fast=self.runtime.fast,
+                    progress=self._progress,
+                ),
+                differences=self.linearised,
+            )
+        self._engine.install(self.values)
+        return self._engine
+
+    # being a module
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self._model.train(mode)
+        for module in self._model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()  # the base's statistics are part of the base
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._forget()
+        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _forget(self) -> None:
+        """Drop everything that can be made again."""
+        if self._engine is not None:
+            self._engine.uninstall()
+            self._engine = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
+        """Coefficients of its own; the base and the bank, which never change, are shared."""
+        self._forget()
+        out = Composition.__new__(Composition)
+        nn.Module.__init__(out)
+        for name in ("bank", "partition", "runtime", "slots", "layout", "linearised", "_tied", "_progress"):
+            setattr(out, name, getattr(self, name))
+        out._hold(skeleton_of(self._model))
+        out._engine = None
+        out.values = copy.deepcopy(self.values, memo)
+        out.train(self.training)
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._forget()
+        return dict(self.__dict__)
+
+    def extra_repr(self) -> str:
+        return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
+
+
+def _layout(source: TensorMap, bank: Bank, *, any_base: bool) -> Layout:
+    """The model's tensors as the bank's blocks."""
+    scheme = PLAIN if bank.layout.scheme == PLAIN else "auto"
+    candidates = [BlockSource(source, scheme=scheme, split=split, finite=False) for split in (False, True)]
+    for blocks in candidates:
+        if blocks.layout.signature == bank.layout.signature:
+            break
+    else:
+        ours = {b.name: b.shape for b in bank.layout.blocks}
+        theirs = {b.name: b.shape for b in candidates[0].layout.blocks}
+        odd = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
+        raise InputError(
+            "BANK-LAYOUT",
+            f"the bank does not fit the model {source.label}",
+            key=odd,
+            expected=f"{ours.get(odd, 'no such block')} in the bank ({len(ours)} blocks)",
+            found=f"{theirs.get(odd, 'no such block')} in the model ({len(theirs)} blocks)",
+            fix=f"load the model that the bank was built over: {bank.base.label}",
+        )
+    found = blocks.identity() if not any_base else bank.base
+    if not found.is_same_as(bank.base):
+        raise InputError(
+            "BANK-BASE",
+            f"the model {source.label} is not the bank's base: it has other weights",
+            expected=f"{bank.base.label} {bank.base.fingerprint[:16]}",
+            found=found.fingerprint[:16],
+            fix=f"load {bank.base.label} in its own precision, or any_base=True if you are sure",
+        )
+    return blocks.layout
+
+
+def _seed(a: Partition, b: Partition) -> str:
+    return ": the seed differs" if replace(a, seed=0) == replace(b, seed=0) else ""

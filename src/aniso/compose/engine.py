@@ -1,0 +1,178 @@
+"""Composed weights put where a model's modules look for them."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from aniso.compose.division import Undivided
+from aniso.compose.factored import FactoredWeight, Factorisation
+from aniso.compose.slab import Slab, slabs_of
+from aniso.compose.slots import Slots
+from aniso.compose.store import Store
+from aniso.errors import InputError
+from aniso.vectors import Layout
+
+Places = Mapping[str, list[tuple[nn.Module, str]]]
+"""The modules and attributes that hold each tensor of the model; tied tensors have several."""
+
+
+@final
+class Engine:
+    """Slabs over a model, and what is in place now. Made anew when the model moves or changes its format."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Places,
+        layout: Layout,
+        slots: Slots,
+        store: Store,
+        *,
+        differences: bool,
+    ) -> None:
+        """``differences`` leaves the base out: the sum of coefficient * delta alone is composed."""
+        self._places = places
+        self._slots = slots
+        self.base = {key: getattr(*found[0]) for key, found in places.items()}
+        self.installed: dict[str, Tensor] = {}
+        self.slabs: list[Slab] = []
+        self._factored: dict[int, list[Factorisation]] = {}
+        for shape, windows, blocks in slabs_of(layout, slots):
+            own = [None if differences else self.base[w.key] for w in windows]
+            slab = Slab(shape, windows, blocks, own, store)
+            self.slabs.append(slab)
+            if not differences:
+                self._factored[id(slab)] = _factorisations(slab, store)
+        self._differences = differences
+        self._in_place: tuple[Tensor, bool, Tensor] | None = None
+
+    def install(self, values: nn.Parameter) -> None:
+        """Compose for these values, unless that has been done."""
+        wants_graph = torch.is_grad_enabled() and values.requires_grad
+        known = self._in_place
+        same = known is not None and known[0] is values and known[1] == wants_graph
+        if same and torch.equal(known[2], values.detach()):  # type: ignore[index]
+            return
+        coefficients = self._slots.divided(self._root(values) if wants_graph else values.detach())
+        for slab in self.slabs:
+            for window, tensor in zip(
+                slab.windows, self._tensors(slab, coefficients, wants_graph), strict=True
+            ):
+                self.installed[window.key] = tensor
+        self._in_place = (values, wants_graph, values.detach().clone())
+        if not self._differences:
+            self.put(self.installed)
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        for key, tensor in tensors.items():
+            for module, attribute in self._places[key]:
+                # found before the parameter of that name, which stays what it is
+                module.__dict__[attribute] = tensor
+                _refresh(module)
+
+    def unput(self, keys: Iterable[str]) -> None:
+        """Let the model have its own tensors again."""
+        for key in keys:
+            for module, attribute in self._places[key]:
+                module.__dict__.pop(attribute, None)
+                _refresh(module)
+
+    def uninstall(self) -> None:
+        self.unput(self.installed)
+        self._in_place = None
+        self.installed.clear()
+
+    def _root(self, values: Tensor) -> Tensor:
+        """The values, with a mark that says when a backward pass came through: a graph is used once."""
+        root = values.view_as(values)
+        me = weakref.ref(self)
+
+        def used(_: Tensor) -> None:
+            engine = me()
+            if engine is not None:
+                engine._in_place = None
+
+        root.register_hook(used)  # type: ignore[no-untyped-call]
+        return root
+
+    def _tensors(self, slab: Slab, coefficients: list[Tensor], wants_graph: bool) -> list[Tensor]:
+        like = self.base[slab.windows[0].key]
+        if not wants_graph:
+            return slab.composed(coefficients, like)
+        made = self._factored.get(id(slab))
+        if not made:
+            return slab.connected(coefficients, like)
+        composes = any(m.composes for m in made)
+        data = slab.composed(coefficients, like) if composes else [self.base[w.key] for w in slab.windows]
+        own = coefficients[slab.blocks[0][0]]
+        return [
+            FactoredWeight.made(
+                tensor,
+                factorisation,
+                own,
+                partial(_connected, slab, coefficients, like, i),
+                is_composed=composes,
+            )
+            for i, (tensor, factorisation) in enumerate(zip(data, made, strict=True))
+        ]
+
+
+def _connected(slab: Slab, coefficients: list[Tensor], like: Tensor, i: int) -> Tensor:
+    return slab.connected(coefficients, like)[i]
+
+
+def _factorisations(slab: Slab, store: Store) -> list[Factorisation]:
+    """For a slab of one block that only low-rank vectors change: one for each tensor over it."""
+    if len(slab.blocks) != 1 or len(slab.shape) != 2:
+        return []
+    _, slot, _ = slab.blocks[0]
+    stack = store.factored(slot)
+    if stack is None or not isinstance(slot.division, Undivided):
+        return []
+    # rows of the stack's vectors are the slot's in order, since there is no other stack
+    return [
+        Factorisation(
+            stack.factors,
+            (slab.shape[1], slab.shape[0]) if w.transposed else (w.stop - w.start, slab.shape[1]),
+            slice(w.start, w.stop),
+            transposed=w.transposed,
+        )
+        for w in slab.windows
+    ]
+
+
+def skeleton_of(model: nn.Module) -> nn.Module:
+    """A copy of the modules that shares the weights' memory, and whose weights take no gradient."""
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    try:
+        return copy.deepcopy(model, shared)
+    except Exception as e:
+        raise InputError(
+            "MODEL-COPY",
+            f"the model {type(model).__name__} cannot be copied",
+            reason=e,
+            fix="remove hooks and caches that hold results of a forward pass, or load the model afresh",
+        ) from e
+
+
+def places_of(model: nn.Module, tied: Mapping[str, str]) -> Places:
+    out: dict[str, list[tuple[nn.Module, str]]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                key = f"{prefix}.{attribute}" if prefix else attribute
+                out.setdefault(tied.get(key, key), []).append((module, attribute))
+    return out
+
+
+def _refresh(module: nn.Module) -> None:
+    """Recurrent layers keep a list of their weights beside the attributes."""
+    if isinstance(module, nn.RNNBase):
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

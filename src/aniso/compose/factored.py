@@ -1,0 +1,233 @@
+"""Weights composed of low-rank vectors alone: their coefficients' gradient, without the weight's.
+
+For ``y = x W^T`` and ``W = W0 + sum_k s_k b_k a_k`` over all ranks of all vectors, dL/ds_k is the sum over
+rows of ``(x a_k) (dL/dy b_k)``: two thin products, where the weight's gradient would be a product as large as
+the layer's own. So a composed weight that meets a linear layer lets the layer run, and looks at what goes in
+and at the gradient of what comes out. Where that is cheaper still, the weight is not even composed and
+``(x A^T) diag(s) B^T`` is added to what the base gives. Any other use of the weight makes an ordinary tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from aniso.compose.stack import Factors
+
+# What can be asked of a tensor without touching its numbers.
+_ABOUT = {
+    getattr(Tensor, name).__get__
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "requires_grad",
+        "is_leaf",
+        "layout",
+        "grad_fn",
+        "is_nested",
+    )
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.stride}
+
+
+@final
+class Factorisation:
+    """The factors over one weight matrix, and the choice of how to use them."""
+
+    def __init__(
+        self, factors: Sequence[Factors], shape: tuple[int, int], rows: slice, *, transposed: bool
+    ) -> None:
+        """``factors`` of a block, of which the weight is some rows; ``shape`` is the weight's."""
+        self.shape = shape
+        self.factors = [
+            f.cut(rows.start, rows.stop) for f in factors if f.start < rows.stop and f.stop > rows.start
+        ]
+        self.transposed = transposed
+        self.composes = True
+        """Whether composing the weight is expected to pay; learned from the last call."""
+
+    @property
+    def rank(self) -> int:
+        return sum(f.a.shape[0] for f in self.factors)
+
+    def costs(self, tokens: int) -> tuple[float, float, float]:
+        """Multiplications beyond the layer's own: beside the base; composed; composed, with its gradient."""
+        outputs, inputs = self.shape
+        thin = 2 * tokens * self.rank * (inputs + outputs)
+        product = 2 * self.rank * inputs * outputs
+        return 2 * thin, product + thin, 2 * product + 2 * tokens * inputs * outputs
+
+    def pairs(self, dtype: torch.dtype) -> list[tuple[slice, Tensor, slice, Tensor, Factors]]:
+        """For each group: outputs and ``b``, inputs and ``a``, with the weight ``b @ diag @ a``."""
+        out = []
+        for f in self.factors:
+            b, a, rows, everything = f.b.to(dtype), f.a.to(dtype), slice(f.start, f.stop), slice(None)
+            out.append((everything, a.T, rows, b.T, f) if self.transposed else (rows, b, everything, a, f))
+        return out
+
+    def beside(self, x: Tensor, coefficients: Tensor) -> Tensor:
+        """What the vectors add to the output of the base's layer."""
+        y = x.new_zeros(*x.shape[:-1], self.shape[0])
+        for outputs, b, inputs, a, f in self.pairs(x.dtype):
+            scale = f.scaled(coefficients[:, 0]).to(x.dtype)
+            y[..., outputs] = y[..., outputs] + (F.linear(x[..., inputs], a) * scale) @ b.T
+        return y
+
+    def gradient(self, x: Tensor, grad: Tensor, vectors: int) -> Tensor:
+        """Of the coefficients, from what went into the layer and the gradient of what came out."""
+        flat = x.reshape(-1, x.shape[-1])
+        back = grad.reshape(-1, grad.shape[-1]).to(flat.dtype)
+        total = flat.new_zeros(vectors)
+        for outputs, b, inputs, a, f in self.pairs(flat.dtype):
+            products = (flat[:, inputs] @ a.T).mul_(back[:, outputs] @ b).sum(0)
+            total += f.by_vector(products, vectors)
+        return total.unsqueeze(1)
+
+
+class _Watch(torch.autograd.Function):
+    """Passes a layer's output on, and takes the coefficients' gradient on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, coefficients: Tensor, factorisation: Factorisation) -> Tensor:
+        ctx.factorisation = factorisation
+        ctx.shape, ctx.dtype = coefficients.shape, coefficients.dtype
+        ctx.save_for_backward(x)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        (x,) = ctx.saved_tensors
+        work = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(grad.device.type, enabled=False):
+            found = ctx.factorisation.gradient(x.to(work), grad.to(work), ctx.shape[0])
+        return grad, None, found.to(ctx.dtype), None
+
+
+@final
+class FactoredWeight(Tensor):
+    """A weight that linear layers treat specially; to everything else it is the composed tensor."""
+
+    _factorisation: Factorisation
+    _coefficients: Tensor
+    _connected: Callable[[], Tensor]
+    _is_composed: bool
+
+    @staticmethod
+    def made(
+        data: Tensor,
+        factorisation: Factorisation,
+        coefficients: Tensor,
+        connected: Callable[[], Tensor],
+        *,
+        is_composed: bool,
+    ) -> FactoredWeight:
+        """``data`` is the composed weight, or the base's if ``is_composed`` is false.
+
+        ``connected`` gives the composed weight as an ordinary tensor with a graph.
+        """
+        weight = data.detach().as_subclass(FactoredWeight)
+        weight._factorisation = factorisation
+        weight._coefficients = coefficients
+        weight._connected = connected
+        weight._is_composed = is_composed
+        return weight
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            found = _self_attention(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*_plain(args), **_plain(kwargs))
+
+    def _raw(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    if not isinstance(weight, FactoredWeight):
+        return F.linear(_plain(input), weight, _plain(bias))
+    made, coefficients, raw = weight._factorisation, weight._coefficients, weight._raw()
+    beside, composed, ordinary = made.costs(math.prod(input.shape[:-1]))
+    made.composes = min(composed, ordinary) <= beside
+    if not weight._is_composed:
+        extra = made.beside(input, coefficients)
+        return F.linear(input, raw, bias) + extra
+    if ordinary < composed:
+        return F.linear(input, weight._connected(), bias)
+    y = F.linear(input, raw, bias)
+    watched: Tensor = _Watch.apply(y, input.detach(), coefficients, made)
+    return watched
+
+
+def _plain(value: Any) -> Any:
+    """Ordinary tensors in place of ours, inside of the containers that torch functions take."""
+    if isinstance(value, FactoredWeight):
+        return value._connected()
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _self_attention(  # the signature is torch's
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    *others: Any,
+    **more: Any,
+) -> tuple[Tensor, None] | None:
+    """Self-attention as two linear layers around the attention itself; nothing for any unusual call."""
+    is_plain = (
+        query is key
+        and key is value
+        and query.dim() == 3
+        and in_proj_weight is not None
+        and not use_separate_proj_weight
+        and not need_weights
+        and not add_zero_attn
+        and all(t is None for t in (bias_k, bias_v, key_padding_mask, attn_mask, *others))
+        and all(v is None or v is False for k, v in more.items() if k != "average_attn_weights")
+    )
+    if not is_plain:
+        return None
+    tokens, batch, width = query.shape
+    split = (tokens, batch * num_heads, width // num_heads)
+    projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)  # type: ignore[arg-type]
+    q, k, v = (t.reshape(split).transpose(0, 1).reshape(batch, num_heads, tokens, -1) for t in projected)
+    mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p if training else 0.0)
+    joined = mixed.permute(2, 0, 1, 3).reshape(tokens, batch, width)
+    return F.linear(joined, out_proj_weight, out_proj_bias), None

@@ -1,0 +1,137 @@
+"""Which coefficients exist, and which elements of the model each one scales."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, final
+
+from aniso.compose.division import Division, Undivided, columns_of, rows_of, scattered
+from aniso.errors import UsageError, printable
+from aniso.vectors import Block, Kind
+
+Rule = Literal["whole", "blocks", "rows", "columns", "random"]
+
+# A family of blocks: what people say, and the kinds that it covers.
+_MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.OTHER})
+FAMILIES: dict[str, frozenset[Kind]] = {
+    "weight": _MATRICES,
+    "attention": frozenset({Kind.ATTENTION}),
+    "mlp": frozenset({Kind.MLP}),
+    "conv": frozenset({Kind.CONV}),
+    "projection": frozenset({Kind.PROJECTION}),
+    "embedding": frozenset({Kind.EMBEDDING}),
+    "norm": frozenset({Kind.NORM}),
+    "bias": frozenset({Kind.BIAS}),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Partition:
+    """A rule that divides every block: small, comparable, and enough to find every coefficient's place."""
+
+    rule: Rule = "blocks"
+    families: tuple[str, ...] = ()
+    """Only blocks of these families have coefficients; all of them when empty."""
+    parts: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for family in self.families:
+            if family not in FAMILIES:
+                raise _usage(f"there is no family of blocks '{printable(family)}'", ", ".join(FAMILIES))
+        if self.rule not in ("whole", "blocks", "rows", "columns", "random"):
+            raise _usage(
+                f"there is no partition '{printable(self.rule)}'", "whole, blocks, rows, columns or random:K"
+            )
+        if self.parts < 1:
+            raise _usage(f"a block cannot be divided into {self.parts} parts", "1 or more")
+
+    @classmethod
+    def whole(cls) -> Partition:
+        """One coefficient for each vector: task arithmetic."""
+        return cls("whole")
+
+    @classmethod
+    def blocks(cls) -> Partition:
+        """One coefficient for each vector and block: the method of the paper."""
+        return cls("blocks")
+
+    @classmethod
+    def kinds(cls, *families: str) -> Partition:
+        """One coefficient for each vector and block of these families, such as ``weight``; no other moves."""
+        if not families:
+            raise _usage("no family of blocks was named", ", ".join(FAMILIES))
+        return cls("blocks", families)
+
+    @classmethod
+    def rows(cls) -> Partition:
+        """One coefficient for each row of a weight matrix and each element of a bias."""
+        return cls("rows")
+
+    @classmethod
+    def columns(cls) -> Partition:
+        """One coefficient for each column of a weight matrix; biases and norms have one."""
+        return cls("columns")
+
+    @classmethod
+    def random(cls, parts: int, seed: int) -> Partition:
+        """``parts`` coefficients for each vector and block, each over a random share of its elements."""
+        return cls("random", (), parts, seed)
+
+    @classmethod
+    def parse(cls, text: str, *, seed: int = 0) -> Partition:
+        """``whole``, ``blocks``, ``rows``, ``columns`` or ``random:K``, and maybe ``@weight,norm``."""
+        rule, _, families = text.partition("@")
+        name, _, parts = rule.partition(":")
+        if (name == "random") != parts.isdigit() or (parts and not parts.isdigit()):
+            raise _usage(
+                f"'{printable(text)}' is no partition",
+                "whole, blocks, rows, columns or random:K, with @weight",
+            )
+        made = cls(name, parts=int(parts or 1), seed=seed if name == "random" else 0)  # type: ignore[arg-type]
+        return made.over(*(f for f in families.split(",") if f))
+
+    def over(self, *families: str) -> Partition:
+        """The same rule for the blocks of some families only."""
+        return replace(self, families=families)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all blocks of a vector share one coefficient."""
+        return self.rule == "whole"
+
+    def covers(self, block: Block) -> bool:
+        return not self.families or any(_is_of(block, family) for family in self.families)
+
+    def division(self, block: Block) -> Division:
+        """How a block that is covered is divided."""
+        if self.rule == "rows":
+            return rows_of(block)
+        if self.rule == "columns":
+            return columns_of(block)
+        if self.rule == "random":
+            return scattered(block, self.parts, self.seed)
+        return Undivided(block.numel)
+
+    def __str__(self) -> str:
+        said = {
+            "whole": "one coefficient per vector",
+            "blocks": "one coefficient per vector and block",
+            "rows": "one coefficient per vector and row",
+            "columns": "one coefficient per vector and column",
+            "random": f"{self.parts} coefficients per vector and block, at random with seed {self.seed}",
+        }[self.rule]
+        return f"{said}, {' and '.join(self.families)} blocks only" if self.families else said
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def _is_of(block: Block, family: str) -> bool:
+    # a weight has rows and columns: some biases and norms have names that say nothing
+    return block.kind in FAMILIES[family] and (family != "weight" or len(block.shape) > 1)
+
+
+def _usage(message: str, expected: str) -> UsageError:
+    return UsageError("PARTITION", message, expected=expected, fix="choose one of these")

@@ -1,0 +1,69 @@
+"""How a composition is carried out: never what comes out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from aniso.errors import UsageError, printable
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SHARE = 0.8  # of the memory that is free: the model's activations need some, too
+
+
+@final
+@dataclass(frozen=True)
+class Runtime:
+    """Memory and code paths."""
+
+    memory: str | int | None = None
+    """Bytes that composed weights and task vectors may take, such as ``"8GiB"``; most of what is free if
+    not said. What does not fit is read from disk as it is needed."""
+    stream: bool = False
+    """Read all task vectors from disk as they are needed, even if they would fit."""
+    fast: bool = True
+    """Use compiled code for few-bit vectors where numba is installed."""
+
+    def budget(self, device: torch.device) -> int:
+        if self.memory is not None:
+            return parse_bytes(self.memory)
+        return int(_SHARE * free_memory(device))
+
+
+def parse_bytes(text: str | int) -> int:
+    """``8GiB``, ``500 MB`` or a plain number of bytes."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
+    if found is None or found[2] not in _UNITS:
+        raise UsageError(
+            "USAGE",
+            f"'{printable(text)}' is not an amount of memory",
+            expected="a number of bytes, such as 8GiB or 500MB",
+            fix="write it with a unit: --memory 8GiB",
+        )
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def show_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:  # noqa: PTH123 (not a file of the user's)
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,193 @@
+"""Composed weights in memory: buffers that are written anew whenever coefficients change.
+
+A slab is a piece of memory that blocks fill and that the model's tensors are views of. Usually it is one
+block and one tensor. Hugging Face's query, key and value are three tensors of one block; open_clip's are one
+tensor, which may be three blocks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from aniso.compose.slots import Slot, Slots
+from aniso.compose.stack import scratch
+from aniso.compose.store import Store
+from aniso.vectors import Layout, Part
+
+
+@dataclass(frozen=True)
+class Window:
+    """A tensor of the model, as rows ``start:stop`` of a slab, maybe transposed."""
+
+    key: str
+    start: int
+    stop: int
+    transposed: bool = False
+
+    def of(self, matrix: Tensor) -> Tensor:
+        rows = matrix[self.start : self.stop] if matrix.ndim else matrix
+        return rows.T if self.transposed else rows
+
+
+class Lease:
+    """Held by a graph that may still go backward through what is in a slab's buffer."""
+
+    done = False
+
+
+@final
+class Slab:
+    """One buffer, the blocks in it and the tensors over it."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        windows: Sequence[Window],
+        blocks: Sequence[tuple[int, Slot, slice]],
+        base: Sequence[Tensor | None],
+        store: Store,
+    ) -> None:
+        """``blocks`` are positions among all slots, the slots, and the elements each fills.
+
+        ``base`` are the model's own tensors, or none for a composition of differences alone.
+        """
+        self.shape = shape
+        self.windows = tuple(windows)
+        self.blocks = tuple(blocks)
+        self.base = tuple(base)
+        self.store = store
+        # a tensor that lies the other way round keeps its own order: products round differently otherwise
+        self._turned = self.windows[0].transposed
+        self._buffer: Tensor | None = None
+        self._filled_with: tuple[Tensor, ...] | None = None
+        self._lease: weakref.ref[Lease] | None = None
+
+    def composed(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """The model's tensors for these coefficients, outside of any graph; ``like`` has their dtype."""
+        own = tuple(coefficients[i].detach() for i, _, _ in self.blocks)
+        known = self._filled_with
+        if known is None or not all(torch.equal(a, b) for a, b in zip(own, known, strict=True)):
+            self._fill(own, like)
+        return list(self.views())
+
+    def connected(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """The same with a graph, through which gradients reach the coefficients."""
+        self.composed(coefficients, like)
+        lease = Lease()
+        self._lease = weakref.ref(lease)
+        return list(_Compose.apply(self, lease, like, *(coefficients[i] for i, _, _ in self.blocks)))
+
+    def views(self) -> tuple[Tensor, ...]:
+        assert self._buffer is not None
+        if self._turned:
+            return (self._buffer.detach(),)
+        return tuple(window.of(self._buffer).detach() for window in self.windows)
+
+    def gradients(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """The gradient of each block's coefficients, given those of the tensors."""
+        flat = self._flat(grads)
+        out = []
+        for _, slot, span in self.blocks:
+            total = flat.new_empty(slot.shape)
+            for stack in self.store.stacks(slot, backward=True):
+                total[list(stack.vectors)] = stack.dots(flat[span], slot.division)
+            out.append(total)
+        return out
+
+    def _fill(self, own: tuple[Tensor, ...], like: Tensor) -> None:
+        lease = self._lease() if self._lease is not None else None
+        self._filled_with = None
+        if self._buffer is None or (lease is not None and not lease.done):
+            # somebody may still want to go backward through the old weights
+            shape = self.shape[::-1] if self._turned else self.shape
+            self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+        work = self._workspace(self._buffer)
+        with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+            for window, base in zip(self.windows, self.base, strict=True):
+                if base is None:
+                    window.of(work).zero_()
+                else:
+                    window.of(work).copy_(base)
+            flat = work.view(-1)
+            for (_, slot, span), values in zip(self.blocks, own, strict=True):
+                for stack in self.store.stacks(slot):
+                    stack.add_to(flat[span], values.to(work.dtype), slot.division)
+            if work is not self._buffer:
+                self._buffer.copy_(work.T if self._turned else work)
+        self._filled_with = tuple(v.clone() for v in own)
+
+    def _workspace(self, buffer: Tensor) -> Tensor:
+        """Sums are taken in 32 bits or more, whatever the model's format."""
+        wide = torch.promote_types(buffer.dtype, torch.float32)
+        if wide == buffer.dtype and not self._turned:
+            return buffer
+        return scratch("compose", self.shape, wide, buffer.device)
+
+    def _flat(self, grads: Sequence[Tensor | None]) -> Tensor:
+        first = next(g for g in grads if g is not None)
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        if len(grads) == 1 and not self.windows[0].transposed:
+            return first.to(dtype).reshape(-1)
+        joined = scratch("gradient", self.shape, dtype, first.device)
+        for window, grad in zip(self.windows, grads, strict=True):
+            if grad is None:
+                window.of(joined).zero_()
+            else:
+                window.of(joined).copy_(grad)
+        return joined.view(-1)
+
+
+class _Compose(torch.autograd.Function):
+    """From coefficients to weights. Nothing is saved: the gradient needs the task vectors alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, slab: Slab, lease: Lease, like: Tensor, *coefficients: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.slab, ctx.lease = slab, lease
+        ctx.dtypes = [c.dtype for c in coefficients]
+        ctx.set_materialize_grads(False)
+        return slab.views()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.lease.done = True  # type: ignore[attr-defined]
+        if all(g is None for g in grads):
+            return (None, None, None, *(None for _ in ctx.dtypes))  # type: ignore[attr-defined]
+        with torch.autocast(next(g for g in grads if g is not None).device.type, enabled=False):
+            found = ctx.slab.gradients(grads)  # type: ignore[attr-defined]
+        return (None, None, None, *(g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)))  # type: ignore[attr-defined]
+
+
+def slabs_of(layout: Layout, slots: Slots) -> list[tuple[tuple[int, ...], list[Window], list[Any]]]:
+    """Shape, windows and blocks of every slab that a model with this layout needs."""
+    found: list[tuple[tuple[int, ...], list[Window], list[Any]]] = []
+    shared: dict[str, tuple[tuple[int, ...], list[Window], list[Any]]] = {}
+    for i, slot in enumerate(slots.blocks):
+        block = layout.by_name[slot.block.name]
+        places = layout.places[block.parts[0].key]
+        if len(block.parts) == 1 and len(places) > 1:
+            key = block.parts[0].key
+            if key not in shared:
+                rows = sum(place.block.shape[0] for place in places)
+                shared[key] = ((rows, *block.shape[1:]), [Window(key, 0, rows)], [])
+                found.append(shared[key])
+            each = block.numel // max(1, block.shape[0])
+            first = block.parts[0].offset * each
+            shared[key][2].append((i, slot, slice(first, first + block.numel)))
+            continue
+        windows = [_window(part) for part in block.parts]
+        found.append((block.shape, windows, [(i, slot, slice(0, block.numel))]))
+    return found
+
+
+def _window(part: Part) -> Window:
+    return Window(part.key, part.start, part.stop, part.transposed)
