@@ -11,6 +11,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
+from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients, Origin
 from aniso.compose.engine import Engine, Places, places_of, skeleton_of
 from aniso.compose.partition import Partition
@@ -20,10 +21,10 @@ from aniso.compose.slots import Slots
 from aniso.compose.store import Store
 from aniso.compose.tangent import Linearised, linearised_call
 from aniso.errors import InputError, UsageError
-from aniso.vectors import Bank, BlockSource, Layout
+from aniso.vectors import Bank
 from aniso.vectors.block import tied_names
-from aniso.vectors.naming import PLAIN
 from aniso.weights import TensorMap
+from aniso.weights.directory import transformers_config
 from aniso.weights.files import Progress
 
 
@@ -53,10 +54,11 @@ class Composition(nn.Module):
         self.partition = partition or Partition.blocks()
         self.runtime = runtime or Runtime()
         self.slots = Slots.of(bank, self.partition)
+        self._any_base = any_base
         self.linearised = isinstance(model, Linearised)
         inner = model.module if isinstance(model, Linearised) else model
-        source = TensorMap(inner.state_dict(), type(inner).__name__)
-        self.layout = _layout(source, bank, any_base=any_base)
+        source = _source(inner)
+        self.layout = bank.over(source, any_base=any_base).layout
         self._tied = tied_names(source)
         self._hold(skeleton_of(inner))
         first = next(iter(model.parameters()), torch.zeros(0))
@@ -132,11 +134,7 @@ class Composition(nn.Module):
     def composed(self) -> Iterator[nn.Module]:
         """The model with composed weights, for calls other than ``forward``: ``model.encode_image(x)``."""
         if self.linearised:
-            raise UsageError(
-                "USAGE",
-                "a linearised model has no composed weights: its output is a derivative",
-                fix="call the composition itself",
-            )
+            raise _no_weights()
         self._running()
         # what was put in place stays until the next call: checkpointed layers run again in the backward pass
         yield self._model
@@ -167,6 +165,12 @@ class Composition(nn.Module):
         self._engine.install(self.values)
         return self._engine
 
+    def bake(self) -> Baked:
+        """Ordinary weights under the model's names, composed when they are read or saved."""
+        if self.linearised:
+            raise _no_weights()
+        return Baked(_source(self._model), self.bank, self.coefficients, any_base=self._any_base)
+
     # being a module
 
     def train(self, mode: bool = True) -> Self:
@@ -194,7 +198,17 @@ class Composition(nn.Module):
         self._forget()
         out = Composition.__new__(Composition)
         nn.Module.__init__(out)
-        for name in ("bank", "partition", "runtime", "slots", "layout", "linearised", "_tied", "_progress"):
+        for name in (
+            "bank",
+            "partition",
+            "runtime",
+            "slots",
+            "layout",
+            "linearised",
+            "_any_base",
+            "_tied",
+            "_progress",
+        ):
             setattr(out, name, getattr(self, name))
         out._hold(skeleton_of(self._model))
         out._engine = None
@@ -210,35 +224,19 @@ class Composition(nn.Module):
         return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
 
 
-def _layout(source: TensorMap, bank: Bank, *, any_base: bool) -> Layout:
-    """The model's tensors as the bank's blocks."""
-    scheme = PLAIN if bank.layout.scheme == PLAIN else "auto"
-    candidates = [BlockSource(source, scheme=scheme, split=split, finite=False) for split in (False, True)]
-    for blocks in candidates:
-        if blocks.layout.signature == bank.layout.signature:
-            break
-    else:
-        ours = {b.name: b.shape for b in bank.layout.blocks}
-        theirs = {b.name: b.shape for b in candidates[0].layout.blocks}
-        odd = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
-        raise InputError(
-            "BANK-LAYOUT",
-            f"the bank does not fit the model {source.label}",
-            key=odd,
-            expected=f"{ours.get(odd, 'no such block')} in the bank ({len(ours)} blocks)",
-            found=f"{theirs.get(odd, 'no such block')} in the model ({len(theirs)} blocks)",
-            fix=f"load the model that the bank was built over: {bank.base.label}",
-        )
-    found = blocks.identity() if not any_base else bank.base
-    if not found.is_same_as(bank.base):
-        raise InputError(
-            "BANK-BASE",
-            f"the model {source.label} is not the bank's base: it has other weights",
-            expected=f"{bank.base.label} {bank.base.fingerprint[:16]}",
-            found=found.fingerprint[:16],
-            fix=f"load {bank.base.label} in its own precision, or any_base=True if you are sure",
-        )
-    return blocks.layout
+def _source(model: nn.Module) -> TensorMap:
+    """A model's weights, with what its own configuration says, if it is one of Hugging Face's."""
+    said: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
+    config = transformers_config(said)[0] if isinstance(said, dict) and said else None
+    return TensorMap(model.state_dict(), type(model).__name__, config=config)
+
+
+def _no_weights() -> UsageError:
+    return UsageError(
+        "USAGE",
+        "a linearised model has no composed weights: its output is a derivative",
+        fix="call the composition itself, or compose the model without Linearised",
+    )
 
 
 def _seed(a: Partition, b: Partition) -> str:

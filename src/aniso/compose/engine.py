@@ -70,6 +70,17 @@ class Engine:
         if not self._differences:
             self.put(self.installed)
 
+    def tensors_moved_by(self, values: Tensor) -> dict[str, Tensor]:
+        """The composed tensors of those slabs alone that these values change; copies."""
+        out: dict[str, Tensor] = {}
+        coefficients = self._slots.divided(values)
+        for slab in self.slabs:
+            if any(bool(coefficients[i].any()) for i, _, _ in slab.blocks):
+                tensors = slab.composed(coefficients, self.base[slab.windows[0].key])
+                out |= {w.key: t.clone() for w, t in zip(slab.windows, tensors, strict=True)}
+        self._in_place = None
+        return out
+
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         for key, tensor in tensors.items():
             for module, attribute in self._places[key]:

@@ -26,12 +26,13 @@ from aniso.vectors.manifest import (
     manifest_error,
     read_manifest,
 )
+from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.packing import Storage
 from aniso.vectors.segment import Segment
 from aniso.vectors.segment_writer import common_base, write_segment
 from aniso.vectors.task_vector import TaskVector, stored_vector
-from aniso.weights import Ref, open_weights
+from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.atomic import (
     atomic_directory,
     atomic_file,
@@ -416,15 +417,22 @@ class Bank:
                     fix="choose another name",
                 )
 
+    def over(self, base: Ref | BlockSource, *, any_base: bool = False) -> BlockSource:
+        """A model as the bank's blocks; it must be the bank's base, or at least have the same blocks."""
+        blocks = base if isinstance(base, BlockSource) else self._fitting(open_weights(base))
+        self._require_blocks(blocks)
+        if not any_base:
+            self._require_base(blocks)
+        return blocks
+
+    def _fitting(self, source: WeightSource) -> BlockSource:
+        """Divided as the bank is, where query, key and value may be blocks of their own."""
+        scheme = PLAIN if self.layout.scheme == PLAIN else "auto"
+        fused, split = (BlockSource(source, scheme=scheme, split=split) for split in (False, True))
+        return split if split.layout.signature == self.layout.signature else fused
+
     def _require_base(self, base: BlockSource) -> None:
-        if base.layout.signature != self.layout.signature:
-            raise InputError(
-                "BANK-LAYOUT",
-                f"'{base.label}' has other blocks than the bank",
-                expected=f"{len(self.layout.blocks)} blocks",
-                found=f"{len(base.layout.blocks)} blocks ({base.layout.scheme})",
-                fix=f"use the bank's base, {self.base.label}, and --scheme {self.layout.scheme}",
-            )
+        self._require_blocks(base)
         found = base.identity()
         if found.content == self.base.content and not found.is_same_as(self.base):
             raise InputError(
@@ -442,6 +450,21 @@ class Bank:
                 found=f"{found.label} {found.fingerprint[:16]} ({found.activation})",
                 fix=f"use the bank's base: {self.base.label}",
             )
+
+    def _require_blocks(self, base: BlockSource) -> None:
+        if base.layout.signature == self.layout.signature:
+            return
+        ours = {b.name: b.shape for b in self.layout.blocks}
+        theirs = {b.name: b.shape for b in base.layout.blocks}
+        odd = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
+        raise InputError(
+            "BANK-LAYOUT",
+            f"'{base.label}' has other blocks than the bank",
+            key=odd,
+            expected=f"{ours.get(odd, 'no such block')}; {len(ours)} blocks in all",
+            found=f"{theirs.get(odd, 'no such block')}; {len(theirs)} blocks ({base.layout.scheme})",
+            fix=f"use the bank's base, {self.base.label}, and --scheme {self.layout.scheme}",
+        )
 
     def _unknown(self, names: list[str]) -> UsageError:
         return UsageError(

@@ -44,6 +44,7 @@ def convert(
     activation: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
     if to not in ("safetensors", *_TARGETS):
@@ -62,12 +63,12 @@ def convert(
     require_space(out, source.nbytes)
     if to == "safetensors":
         plan = Conversion({n: partial(source.read, n) for n in source.tensors}, ())
-        _write(out, plan, dtype, progress, overwrite=overwrite)
+        _write(out, plan, dtype, progress, metadata or {}, overwrite=overwrite)
         return (*source.info.notes, *plan.notes)
     plan = renamed(source, to)
     config, notes = _config(source, to, activation)
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
-        _write(unfinished / _FILES[to], plan, dtype, progress)
+        _write(unfinished / _FILES[to], plan, dtype, progress, metadata or {})
         name = "config.json" if to == "huggingface" else "open_clip_config.json"
         write_text(unfinished / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
     return (*source.info.notes, *plan.notes, *notes)
@@ -143,15 +144,22 @@ def _moved(
 
 
 def _write(
-    path: Path, plan: Conversion, dtype: str | None, progress: Progress | None, *, overwrite: bool = False
+    path: Path,
+    plan: Conversion,
+    dtype: str | None,
+    progress: Progress | None,
+    metadata: Mapping[str, str],
+    *,
+    overwrite: bool = False,
 ) -> None:
+    room = header_room(plan.tensors, 4096 + 2 * len(json.dumps(dict(metadata))))
     with atomic_file(path, overwrite=overwrite) as out:
-        writer = SafetensorsWriter(out.stream, header_room(plan.tensors))
+        writer = SafetensorsWriter(out.stream, room)
         for name, tensor in _cast_all(plan, dtype):
             writer.add(name, tensor)
             if progress:
                 progress(tensor.numel() * tensor.element_size())
-        writer.finish({"format": "pt"})
+        writer.finish({"format": "pt", **metadata})
 
 
 def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor]]:

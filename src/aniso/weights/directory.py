@@ -103,7 +103,7 @@ def _difference(source: WeightSource, path: Path, name: str) -> str:
 
 def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     if (path / "config.json").exists():
-        return _transformers_config(read_json(path / "config.json"))
+        return transformers_config(read_json(path / "config.json"))
     if (path / "open_clip_config.json").exists():
         config = read_json(path / "open_clip_config.json")
         ignored, notes = _not_followed(config, "open_clip_config.json")
@@ -132,7 +132,7 @@ def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
     return ModelConfig("open_clip", activation, heads, tuple(unusual))
 
 
-def _transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
+def transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
     ignored, notes = _not_followed(config, "config.json")
     named = config.get("architectures")
     vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))

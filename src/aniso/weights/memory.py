@@ -24,9 +24,11 @@ class TensorMap(WeightSource):
         tensors: Mapping[str, Tensor],
         label: str = "a state dict",
         activation: str | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
+        """``config`` is what is known of the model beside its tensors, or just its ``activation``."""
         self.label = label
-        self.info = SourceInfo("memory", config=ModelConfig(activation=activation))
+        self.info = SourceInfo("memory", config=config or ModelConfig(activation=activation))
         for name, tensor in tensors.items():
             if not isinstance(tensor, Tensor):
                 raise InputError(

@@ -1,0 +1,168 @@
+"""A composition as ordinary weights: a source that composes each tensor when it is read.
+
+Whatever takes a source takes this one: files and directories are written from it tensor by tensor, in the
+memory of one block beside the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from aniso.compose.coefficients import Coefficients
+from aniso.compose.division import Undivided
+from aniso.compose.slots import Slot
+from aniso.compose.stack import stacks_of
+from aniso.errors import NumericalError
+from aniso.vectors import Bank, Block, BlockSource, Dense
+from aniso.vectors.block import tied_names
+from aniso.vectors.convert import convert
+from aniso.weights import Ref, TensorInfo, WeightSource
+from aniso.weights.dtypes import NAMES, TORCH, as_bytes
+from aniso.weights.files import Progress, RawFile
+
+
+@final
+class Baked(WeightSource):
+    """base + sum of coefficient * delta, tensor by tensor, under the base's names."""
+
+    def __init__(
+        self,
+        base: Ref | BlockSource,
+        bank: Bank,
+        coefficients: Coefficients,
+        *,
+        dtype: torch.dtype | None = None,
+        any_base: bool = False,
+        any_bank: bool = False,
+    ) -> None:
+        """``dtype`` is that of composed tensors, the base's if not said."""
+        chosen = bank.only(*coefficients.vectors)
+        self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
+        self._bank = chosen
+        self._blocks = chosen.over(base, any_base=any_base)
+        self._home = any_base is False
+        source = self._blocks.source
+        self.label = source.label
+        self.info = replace(source.info, format="composition", notes=())
+        values = self._coefficients.slots.divided(self._coefficients.values)
+        self._slots = {
+            slot.block.name: (slot, own)
+            for slot, own in zip(self._coefficients.slots.blocks, values, strict=True)
+        }
+        self._same = tied_names(source)
+        self._tensors = {name: self._info(name, info, dtype) for name, info in source.tensors.items()}
+        self._last: tuple[str, Tensor] = ("", torch.empty(0))
+
+    def _info(self, name: str, info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
+        moves = dtype is not None and self._same.get(name, name) in self._blocks.layout.places
+        return TensorInfo(NAMES[dtype], info.shape) if moves and dtype is not None else info
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    @property
+    def files(self) -> tuple[RawFile, ...]:
+        return self._blocks.source.files
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return self._blocks.source.aliases
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self._tensors.values())
+
+    def sha256(self, progress: Progress | None = None) -> str:
+        """Of names and values, not of the base's file."""
+        digest = hashlib.sha256()
+        for name, info in sorted(self._tensors.items()):
+            digest.update(f"{name}\0{info.dtype}\0{info.shape}\n".encode())
+            digest.update(as_bytes(self.read(name)))
+            if progress:
+                progress(info.nbytes)
+        return digest.hexdigest()
+
+    def save(
+        self,
+        out: str | Path,
+        *,
+        to: str = "safetensors",
+        activation: str | None = None,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[str, ...]:
+        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory. Returns notes."""
+        origin = self._coefficients.origin
+        record = {
+            "aniso.base": origin.base.content,
+            "aniso.bank": origin.bank,
+            "aniso.vectors": ",".join(self._coefficients.vectors),
+            "aniso.partition": str(self._coefficients.partition),
+            "aniso.coefficients": hashlib.sha256(as_bytes(self._coefficients.values)).hexdigest(),
+        }
+        known = activation or (None if self.info.config.activation else self._bank.base.activation)
+        return convert(
+            self, Path(out), to=to, activation=known, overwrite=overwrite, progress=progress, metadata=record
+        )
+
+    def _load(self, name: str) -> Tensor:
+        key = self._same.get(name, name)
+        places = self._blocks.layout.places.get(key)
+        if places is None:
+            return self._blocks.source.read(name)
+        pieces = []
+        for place in places:
+            values, part = self._composed(place.block), place.part
+            rows = values[part.start : part.stop] if place.block.shape else values
+            pieces.append(rows.T if part.transposed else rows)
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return _cast(whole.contiguous(), TORCH[self._tensors[name].dtype], name).clone()
+
+    def _composed(self, block: Block) -> Tensor:
+        """One block, kept for the next tensor: query, key and value may be three of the same."""
+        if self._last[0] != block.name:
+            self._last = ("", torch.empty(0))  # free the old one before the new one is made
+            values = self._blocks.read(block)
+            if block.name in self._slots:
+                values = self._added(values, *self._slots[block.name])
+            self._last = (block.name, values)
+        return self._last[1]
+
+    def _added(self, values: Tensor, slot: Slot, own: Tensor) -> Tensor:
+        moving = [(vector, row) for vector, row in zip(slot.vectors, own, strict=True) if bool(row.any())]
+        if len(moving) == 1 and isinstance(slot.division, Undivided):
+            vector, row = moving[0]
+            delta = self._bank[vector][slot.block.name]
+            if isinstance(delta, Dense) and not self._home:
+                delta = Dense(delta.values)  # exact values are those of the bank's own base
+            return delta.applied_to(values, float(row))  # 1 gives the tuned model bit for bit
+        flat = values.view(-1)
+        for vector, row in moving:
+            # one vector at a time, so that one block is in memory beside the output
+            delta = self._bank[vector][slot.block.name]
+            for stack in stacks_of({vector: delta}, {vector: 0}):
+                stack.add_to(flat, row.unsqueeze(0).to(values.dtype), slot.division)
+        return values
+
+
+def _cast(values: Tensor, dtype: torch.dtype, key: str) -> Tensor:
+    limit = torch.finfo(dtype).max
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if not largest <= limit:
+        raise NumericalError(
+            "VECTOR-RANGE",
+            f"the composed weights leave the range of {str(dtype).removeprefix('torch.')}",
+            key=key,
+            found=f"{largest:.4g}",
+            expected=f"at most {limit:.4g}",
+            fix="use --dtype bf16 or fp32, or look for a coefficient that is too large: aniso coefficients",
+        )
+    return values.to(dtype)
