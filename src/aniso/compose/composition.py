@@ -10,6 +10,7 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients, Origin
@@ -17,6 +18,7 @@ from aniso.compose.engine import Engine, Places, places_of, skeleton_of
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime
+from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
 from aniso.compose.tangent import Linearised, linearised_call
@@ -46,15 +48,20 @@ class Composition(nn.Module):
         *,
         runtime: Runtime | None = None,
         any_base: bool = False,
+        mesh: DeviceMesh | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``any_base`` composes over a model that is not the one the bank was made over."""
+        """``any_base`` composes over a model that is not the one the bank was made over.
+
+        On a ``mesh`` of processes each holds its share of the bank, and gradients are means over all.
+        """
         super().__init__()
         self.bank = bank
         self.partition = partition or Partition.blocks()
         self.runtime = runtime or Runtime()
         self.slots = Slots.of(bank, self.partition)
         self._any_base = any_base
+        self._mesh = mesh
         self.linearised = isinstance(model, Linearised)
         inner = model.module if isinstance(model, Linearised) else model
         source = _source(inner)
@@ -147,6 +154,7 @@ class Composition(nn.Module):
     def _running(self) -> Engine:
         """The engine, with the weights for the present values in place."""
         if self._engine is None:
+            sharding = Sharding(self._mesh) if self._mesh is not None else None
             self._engine = Engine(
                 self._model,
                 self._places,
@@ -158,9 +166,11 @@ class Composition(nn.Module):
                     self.plan,
                     self.values.device,
                     fast=self.runtime.fast,
+                    sharding=sharding,
                     progress=self._progress,
                 ),
                 differences=self.linearised,
+                sharding=sharding,
             )
         self._engine.install(self.values)
         return self._engine
@@ -206,6 +216,7 @@ class Composition(nn.Module):
             "layout",
             "linearised",
             "_any_base",
+            "_mesh",
             "_tied",
             "_progress",
         ):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aniso.compose.division import Undivided
 from aniso.compose.factored import FactoredWeight, Factorisation
+from aniso.compose.sharded import Sharding
 from aniso.compose.slab import Slab, slabs_of
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
@@ -36,6 +37,7 @@ class Engine:
         store: Store,
         *,
         differences: bool,
+        sharding: Sharding | None = None,
     ) -> None:
         """``differences`` leaves the base out: the sum of coefficient * delta alone is composed."""
         self._places = places
@@ -46,11 +48,12 @@ class Engine:
         self._factored: dict[int, list[Factorisation]] = {}
         for shape, windows, blocks in slabs_of(layout, slots):
             own = [None if differences else self.base[w.key] for w in windows]
-            slab = Slab(shape, windows, blocks, own, store)
+            slab = Slab(shape, windows, blocks, own, store, sharding)
             self.slabs.append(slab)
             if not differences:
                 self._factored[id(slab)] = _factorisations(slab, store)
         self._differences = differences
+        self._sharding = sharding
         self._in_place: tuple[Tensor, bool, Tensor] | None = None
 
     def install(self, values: nn.Parameter) -> None:
@@ -105,10 +108,13 @@ class Engine:
         root = values.view_as(values)
         me = weakref.ref(self)
 
-        def used(_: Tensor) -> None:
+        sharding = self._sharding
+
+        def used(gradient: Tensor) -> Tensor:
             engine = me()
             if engine is not None:
                 engine._in_place = None
+            return sharding.summed(gradient) if sharding else gradient
 
         root.register_hook(used)  # type: ignore[no-untyped-call]
         return root

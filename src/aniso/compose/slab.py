@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slot, Slots
 from aniso.compose.stack import scratch
 from aniso.compose.store import Store
@@ -53,6 +54,7 @@ class Slab:
         blocks: Sequence[tuple[int, Slot, slice]],
         base: Sequence[Tensor | None],
         store: Store,
+        sharding: Sharding | None = None,
     ) -> None:
         """``blocks`` are positions among all slots, the slots, and the elements each fills.
 
@@ -63,6 +65,7 @@ class Slab:
         self.blocks = tuple(blocks)
         self.base = tuple(base)
         self.store = store
+        self._sharding = sharding
         # a tensor that lies the other way round keeps its own order: products round differently otherwise
         self._turned = self.windows[0].transposed
         self._buffer: Tensor | None = None
@@ -96,8 +99,9 @@ class Slab:
         out = []
         for _, slot, span in self.blocks:
             total = flat.new_empty(slot.shape)
+            own = self._sharding.averaged(slot, flat[span]) if self._sharding else flat[span]
             for stack in self.store.stacks(slot, backward=True):
-                total[list(stack.vectors)] = stack.dots(flat[span], slot.division)
+                total[list(stack.vectors)] = stack.dots(own, slot.division)
             out.append(total)
         return out
 
@@ -117,11 +121,17 @@ class Slab:
                     window.of(work).copy_(base)
             flat = work.view(-1)
             for (_, slot, span), values in zip(self.blocks, own, strict=True):
-                for stack in self.store.stacks(slot):
-                    stack.add_to(flat[span], values.to(work.dtype), slot.division)
+                self._add(flat[span], slot, values.to(work.dtype))
             if work is not self._buffer:
                 self._buffer.copy_(work.T if self._turned else work)
         self._filled_with = tuple(v.clone() for v in own)
+
+    def _add(self, flat: Tensor, slot: Slot, values: Tensor) -> None:
+        own = self._sharding.own(slot, flat) if self._sharding else flat
+        for stack in self.store.stacks(slot):
+            stack.add_to(own, values, slot.division)
+        if self._sharding:
+            flat.copy_(self._sharding.gathered(slot, own))
 
     def _workspace(self, buffer: Tensor) -> Tensor:
         """Sums are taken in 32 bits or more, whatever the model's format."""

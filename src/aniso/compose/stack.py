@@ -52,20 +52,18 @@ class Stack(ABC):
     def add_to(self, out: Tensor, coefficients: Tensor, division: Division) -> None:
         """``out += sum of coefficient * delta``; ``out`` is flat, coefficients are all the block's."""
         own = coefficients[list(self.vectors)]
-        if not bool(own.any()):
+        if not self.numel or not bool(own.any()):
             return  # adding zeros would turn -0.0 into 0.0, and zero must give the base bit for bit
         self._add(out, own, division)
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         """``<delta, gradient>`` for these vectors and every part; the gradient is flat."""
-        total = None
+        if not self.numel:
+            return gradient.new_zeros(len(self.vectors), division.count)
+        total = division.zeros(gradient.expand(len(self.vectors), -1))
         for start, tile in self.tiles(division.alignment, gradient.dtype):
-            if total is None:
-                total = division.zeros(tile)
             piece = gradient[start : start + tile.shape[1]]
             division.collect(total, tile, piece, self.offset + start)
-        if total is None:  # an empty block
-            return gradient.new_zeros(len(self.vectors), division.count)
         return division.folded(total)
 
     def _add(self, out: Tensor, own: Tensor, division: Division) -> None:
@@ -321,15 +319,12 @@ class Factors:
             target[low - rows.start : high - rows.start].addmm_(b[:, own], a[own])
 
 
-def stacks_of(
-    deltas: Mapping[str, Delta], index: Mapping[str, int], device: torch.device | None = None
-) -> list[Stack]:
+def stacks_of(deltas: Mapping[str, Delta], index: Mapping[str, int]) -> list[Stack]:
     """The deltas of a block as few stacks; ``index`` is each vector's row in the block's coefficients."""
     groups: dict[object, list[tuple[int, Delta]]] = {}
     for name, delta in deltas.items():
         groups.setdefault(_kind(delta), []).append((index[name], delta))
-    stacks = [_stack(tuple(i for i, _ in group), [d for _, d in group]) for group in groups.values()]
-    return stacks if device is None else [stack.to(device) for stack in stacks]
+    return [_stack(tuple(i for i, _ in group), [d for _, d in group]) for group in groups.values()]
 
 
 def _kind(delta: Delta) -> object:

@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from aniso.compose.plan import CHUNK, Plan
+from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slot, Slots
 from aniso.compose.stack import LowRankStack, Stack, stacks_of
 from aniso.vectors import Bank
@@ -30,12 +31,14 @@ class Store:
         device: torch.device,
         *,
         fast: bool = True,
+        sharding: Sharding | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._bank = bank
         self._slots = slots.by_block
         self._device = device
         self._fast = fast
+        self._sharding = sharding
         self._resident: dict[str, list[Stack]] = {}
         for block in plan.blocks:
             if block.resident:
@@ -58,7 +61,7 @@ class Store:
 
     def factored(self, slot: Slot) -> LowRankStack | None:
         """The one low-rank stack that a block consists of, if so."""
-        found = self._resident.get(slot.block.name, [])
+        found = [] if self._sharding else self._resident.get(slot.block.name, [])
         return found[0] if len(found) == 1 and isinstance(found[0], LowRankStack) else None
 
     def _read(self, key: Key) -> list[Stack]:
@@ -67,7 +70,10 @@ class Store:
 
     def _load(self, slot: Slot, bank: Bank) -> list[Stack]:
         index = {vector: i for i, vector in enumerate(slot.vectors)}
-        stacks = stacks_of(bank.read_block(slot.block.name), index, self._device)
+        stacks = stacks_of(bank.read_block(slot.block.name), index)
+        if self._sharding:
+            stacks = [self._sharding.cut(slot, stack) for stack in stacks]
+        stacks = [stack.to(self._device) for stack in stacks]
         for stack in stacks:
             stack.fast = self._fast
         return stacks

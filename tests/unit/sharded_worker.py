@@ -1,0 +1,56 @@
+"""Run by ``torchrun`` in test_sharded.py: compose over a sharded bank, and leave what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tiny
+
+from aniso import Bank, Composition, Partition, Runtime
+
+SAMPLES = 4
+
+
+def encoder() -> torch.nn.Module:
+    return tiny.open_clip_vit().visual.double()
+
+
+def samples() -> torch.Tensor:
+    return torch.randn(SAMPLES, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def steps(composition: Composition, mine: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Two steps of descent: values, the last gradient, and the outputs that all processes agree on."""
+    optimiser = torch.optim.SGD([composition.values], lr=0.5)
+    for _ in range(2):
+        optimiser.zero_grad()
+        composition(mine).square().mean().backward()
+        optimiser.step()
+    assert composition.values.grad is not None
+    with torch.no_grad():
+        outputs = composition(samples())
+    return {"values": composition.values.detach(), "gradient": composition.values.grad, "outputs": outputs}
+
+
+def main(bank: str, partition: str, stream: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    runtime = Runtime(stream=stream == "stream")
+    composition = Composition(
+        encoder(), Bank.open(bank), Partition.parse(partition), runtime=runtime, mesh=mesh
+    )
+    found = steps(composition, samples().chunk(dist.get_world_size())[dist.get_rank()])
+    torch.save(found, f"{out}.{dist.get_rank()}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""A bank spread over two processes gives what one process gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from aniso import Bank, Composition, Partition
+from aniso.weights import TensorMap
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sharded_worker
+
+
+def _bank(path: Path, storage: str) -> Bank:
+    base = {k: v.float() for k, v in sharded_worker.encoder().state_dict().items()}
+    tuned = {f"v{i}": TensorMap(tiny.tuned(base, seed=i + 1)) for i in range(3)}
+    return Bank.build(TensorMap(base), tuned).save(path, storage=storage)
+
+
+@pytest.mark.parametrize(
+    ("storage", "partition", "stream"),
+    [("int4", "random:7", "stream"), ("residual2", "rows", "resident")],
+)
+def test_two_processes_with_half_the_samples_each_agree_with_one(
+    tmp_path: Path, storage: str, partition: str, stream: str
+) -> None:
+    bank = _bank(tmp_path / "bank", storage)
+    alone = Composition(sharded_worker.encoder(), bank, Partition.parse(partition))
+    expected = sharded_worker.steps(alone, sharded_worker.samples())
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = [sharded_worker.__file__, str(tmp_path / "bank"), partition, stream, str(out)]
+    subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
+    for rank in range(2):
+        found = torch.load(f"{out}.{rank}", weights_only=True)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
