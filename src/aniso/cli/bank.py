@@ -1,4 +1,4 @@
-"""``aniso bank``: build, add, ls, check, quantise."""
+"""``aniso bank``: build, add, ls, check, quantise, plan."""
 
 from __future__ import annotations
 
@@ -89,6 +89,36 @@ def ls(directory: Directory, json: show.Json = False) -> None:
     from aniso.vectors import Bank
 
     _report(Bank.open(directory), json, notes=False)
+
+
+@app.command()
+def plan(
+    directory: Directory,
+    partition: Annotated[
+        str, typer.Option(help="whole, blocks, rows, columns or random:K; @weight for weights only.")
+    ] = "blocks",
+    memory: Annotated[str | None, typer.Option(help="Allowed, such as 8GiB; most of what is free.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Read vectors from disk as needed.")] = False,
+    json: show.Json = False,
+) -> None:
+    """Say what composing with a bank would take, before anything large is read."""
+    import torch
+
+    from aniso.compose import Partition, Plan, Runtime
+    from aniso.compose.slots import Slots
+    from aniso.vectors import Bank
+
+    bank = Bank.open(directory)
+    slots = Slots.of(bank, Partition.parse(partition))
+    made = Plan.of(bank, slots, Runtime(memory=memory, stream=stream), torch.device("cpu"))
+    if json:
+        show.as_json(made.as_dict())
+        return
+    capped = slots.capped
+    if capped:
+        show.notes([f"{len(capped)} blocks have fewer elements than parts: one part each element"])
+    for text in str(made).splitlines():
+        show.line(text)
 
 
 @app.command()

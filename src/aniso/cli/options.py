@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.errors import UsageError
+from aniso.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    import torch
 
 Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, or a hub id.")]
+Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory.")]
 Storage = Annotated[
     str, typer.Option("--storage", help="fp32, fp16, bf16, int8, int4, residual4 or residual2.")
 ]
@@ -31,6 +35,22 @@ Scheme = Annotated[
 Activation = Annotated[
     str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
 ]
+
+
+def dtype(name: str | None) -> torch.dtype | None:
+    """A float format by its short name."""
+    if name is None:
+        return None
+    from aniso.vectors.convert import DTYPES
+
+    if name not in DTYPES:
+        raise UsageError(
+            "USAGE",
+            f"there is no dtype '{printable(name)}'",
+            expected=", ".join(DTYPES),
+            fix="choose one of these with --dtype",
+        )
+    return DTYPES[name]
 
 
 def renames(pairs: list[str] | None) -> dict[str, str]:

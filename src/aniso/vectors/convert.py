@@ -22,7 +22,7 @@ from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
 
 _TARGETS = {"open_clip": OPEN_CLIP, "huggingface": HUGGING_FACE}
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _OURS = re.compile(r"(open_clip_)?(model\.safetensors|config\.json)")
 _FILES = {"open_clip": "open_clip_model.safetensors", "huggingface": "model.safetensors"}
 
@@ -163,11 +163,11 @@ def _write(
 
 
 def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor]]:
-    if dtype is not None and dtype not in _DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise UsageError(
             "USAGE",
             f"there is no dtype '{dtype}'",
-            expected=", ".join(_DTYPES),
+            expected=", ".join(DTYPES),
             fix="choose one of these with --dtype",
         )
     for name, read in plan.tensors.items():
@@ -175,7 +175,7 @@ def _cast_all(plan: Conversion, dtype: str | None) -> Iterator[tuple[str, Tensor
         if dtype is None or not tensor.is_floating_point():
             yield name, tensor
             continue
-        narrow = tensor.to(_DTYPES[dtype])
+        narrow = tensor.to(DTYPES[dtype])
         if bool((torch.isinf(narrow) & torch.isfinite(tensor)).any()):
             raise NumericalError(
                 "VECTOR-RANGE",

@@ -1,0 +1,90 @@
+"""``aniso coefficients``: make, show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aniso.cli import options, show
+from aniso.errors import UsageError
+
+if TYPE_CHECKING:
+    from aniso.compose import Coefficients
+
+app = typer.Typer(help="Coefficients: one number per task vector, block and part.", no_args_is_help=True)
+
+
+@app.command()
+def make(
+    values: Annotated[list[str], typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")],
+    bank: options.Bank,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Write one coefficient for each vector by hand: task arithmetic, without learning."""
+    import torch
+
+    from aniso.compose import Coefficients, Partition
+    from aniso.vectors import Bank
+
+    numbers = dict(_number(item) for item in values)
+    chosen = Bank.open(bank).only(*numbers)
+    zeros = Coefficients.zeros(chosen, Partition.whole())
+    ordered = torch.tensor([numbers[name] for name in zeros.vectors])
+    made = Coefficients(zeros.slots, ordered, zeros.origin)
+    made.save(out, overwrite=overwrite)
+    _report(made, json)
+
+
+@app.command("show")
+def show_(
+    file: Annotated[Path, typer.Argument(help="A file of coefficients.")],
+    json: show.Json = False,
+) -> None:
+    """Show what a file of coefficients belongs to, and its numbers."""
+    from aniso.compose import Coefficients
+
+    _report(Coefficients.load(file), json)
+
+
+def _number(item: str) -> tuple[str, float]:
+    name, equals, number = item.rpartition("=")
+    try:
+        if not (name and equals):
+            raise ValueError
+        return name, float(number)
+    except ValueError:
+        raise UsageError(
+            "USAGE", f"'{item}' does not say how much of which vector", fix="write VECTOR=NUMBER"
+        ) from None
+
+
+def _report(made: Coefficients, json: bool) -> None:
+    matrix = made.matrix()
+    if json:
+        cells = matrix.tolist()
+        show.as_json(
+            {
+                "partition": made.partition.as_dict(),
+                "count": len(made),
+                "base": {"label": made.origin.base.label, "content": made.origin.base.content},
+                "bank": made.origin.bank,
+                "vectors": list(made.vectors),
+                "blocks": list(made.blocks),
+                # absent cells are null: NaN is no JSON
+                "matrix": [[None if x != x else x for x in row] for row in cells],
+            }
+        )
+        return
+    show.line(f"{len(made):,} coefficients: {made.partition}")
+    base = made.origin.base
+    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.origin.bank[:16]}")
+    rows = []
+    for name, row in zip(made.vectors, matrix, strict=True):
+        known = row[~row.isnan()]
+        numbers = [float(x) for x in (known.mean(), known.min(), known.max())] if len(known) else [0.0] * 3
+        rows.append((name, len(known), *numbers))
+    show.table(("vector", "blocks", "mean", "least", "most"), rows)
