@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+from aniso import Coefficients
 from aniso.errors import EXPLANATIONS
 from aniso.weights import save_safetensors
 
@@ -43,19 +44,27 @@ def shelf(tmp_path, monkeypatch):
 
 def test_every_aniso_command_in_the_readme_runs(shelf, aniso):
     lines = [line for block in snippets("sh") for line in block.splitlines()]
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("aniso ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("aniso ")]
     assert len(commands) >= 4
     for command in commands:
         ran = aniso(*command)
         assert ran.code == 0, (command, ran.err)
 
 
-def test_the_python_snippet_runs(shelf, capsys):
-    (code,) = snippets("python")
-    scope: dict[str, object] = {}
-    exec(code, scope)  # noqa: S102
+def test_the_python_snippets_run_one_after_the_other(shelf, capsys):
+    vectors, learning = snippets("python")
+    g = torch.Generator().manual_seed(0)
+    scope: dict[str, object] = {
+        "batches": [(torch.randn(4, 3, 16, 16, generator=g), torch.tensor([0, 1, 2, 0])) for _ in range(3)],
+        "class_weights": torch.nn.functional.normalize(torch.randn(3, tiny.EMBED, generator=g), dim=-1),
+    }
+    exec(vectors, scope)  # noqa: S102
     assert set(scope["state_dict"]) == set(scope["exact"])
     assert "visual." in capsys.readouterr().out
+    exec(learning, scope)  # noqa: S102
+    learned = Coefficients.load("learned.safetensors")
+    assert learned.vectors == ("cars", "sun397") and bool(learned.values.any())
+    assert Path("learned-model.safetensors").exists()
 
 
 def test_the_two_commands_are_in_the_makefile():

@@ -192,7 +192,8 @@ class Composition(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # coefficients are learned in 32 bits or more, whatever the model's format
+        super()._apply(lambda t: _wide(fn(t), t), recurse)  # type: ignore[no-untyped-call]
         self._forget()
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -203,9 +204,20 @@ class Composition(nn.Module):
             self._engine.uninstall()
             self._engine = None
 
+    def _bare(self) -> nn.Module:
+        """A copy of the model as it is without composed weights."""
+        if self._engine is None:
+            return skeleton_of(self._model)
+        installed = self._engine.installed
+        self._engine.unput(installed)
+        try:
+            return skeleton_of(self._model)
+        finally:
+            if not self.linearised:
+                self._engine.put(installed)  # a backward pass through checkpointed layers may need them yet
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
         """Coefficients of its own; the base and the bank, which never change, are shared."""
-        self._forget()
         out = Composition.__new__(Composition)
         nn.Module.__init__(out)
         for name in (
@@ -221,15 +233,21 @@ class Composition(nn.Module):
             "_progress",
         ):
             setattr(out, name, getattr(self, name))
-        out._hold(skeleton_of(self._model))
+        out._hold(self._bare())
         out._engine = None
         out.values = copy.deepcopy(self.values, memo)
         out.train(self.training)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        self._forget()
-        return dict(self.__dict__)
+        left_out = ("_engine", "_places", "_progress", "slots")
+        return {k: v for k, v in self.__dict__.items() if k not in left_out} | {"_model": self._bare()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._engine = self._progress = None
+        self.slots = Slots.of(self.bank, self.partition)
+        self._hold(self._model)
 
     def extra_repr(self) -> str:
         return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
@@ -240,6 +258,11 @@ def _source(model: nn.Module) -> TensorMap:
     said: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
     config = transformers_config(said)[0] if isinstance(said, dict) and said else None
     return TensorMap(model.state_dict(), type(model).__name__, config=config)
+
+
+def _wide(moved: Tensor, before: Tensor) -> Tensor:
+    """What a tensor was made into, but in no fewer bits than 32."""
+    return moved if moved.element_size() >= 4 else before.to(moved.device)
 
 
 def _no_weights() -> UsageError:

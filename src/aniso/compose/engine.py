@@ -54,24 +54,39 @@ class Engine:
                 self._factored[id(slab)] = _factorisations(slab, store)
         self._differences = differences
         self._sharding = sharding
-        self._in_place: tuple[Tensor, bool, Tensor] | None = None
+        self._in_place: tuple[Tensor, bool, Tensor, int] | None = None
 
     def install(self, values: nn.Parameter) -> None:
         """Compose for these values, unless that has been done."""
         wants_graph = torch.is_grad_enabled() and values.requires_grad
-        known = self._in_place
-        same = known is not None and known[0] is values and known[1] == wants_graph
-        if same and torch.equal(known[2], values.detach()):  # type: ignore[index]
+        if self._holds(values, wants_graph):
             return
-        coefficients = self._slots.divided(self._root(values) if wants_graph else values.detach())
-        for slab in self.slabs:
-            for window, tensor in zip(
-                slab.windows, self._tensors(slab, coefficients, wants_graph), strict=True
-            ):
-                self.installed[window.key] = tensor
-        self._in_place = (values, wants_graph, values.detach().clone())
+        # let go of the last graph, so that its buffers may be written over; and if this is interrupted,
+        # what was in place is gone
+        self.uninstall()
+        # buffers outlive the call: made in inference mode, they would be of no use outside of it
+        with torch.inference_mode(False), torch.set_grad_enabled(wants_graph):
+            coefficients = self._slots.divided(self._root(values) if wants_graph else values.detach())
+            for slab in self.slabs:
+                for window, tensor in zip(
+                    slab.windows, self._tensors(slab, coefficients, wants_graph), strict=True
+                ):
+                    self.installed[window.key] = tensor
+            self._in_place = (values, wants_graph, values.detach().clone(), values._version)
         if not self._differences:
             self.put(self.installed)
+
+    def _holds(self, values: nn.Parameter, wants_graph: bool) -> bool:
+        """Whether what is in place will do."""
+        if self._in_place is None:
+            return False
+        known, has_graph, copied, version = self._in_place
+        if known is not values or not torch.equal(copied, values.detach()):
+            return False
+        if has_graph and version != values._version:
+            return False  # autograd does not go back through views of what was written to since
+        # a graph does no harm where none is made, and layers that are checkpointed may need it yet
+        return has_graph == wants_graph or (has_graph and not torch.is_grad_enabled())
 
     def tensors_moved_by(self, values: Tensor) -> dict[str, Tensor]:
         """The composed tensors of those slabs alone that these values change; copies."""
@@ -126,7 +141,7 @@ class Engine:
         made = self._factored.get(id(slab))
         if not made:
             return slab.connected(coefficients, like)
-        composes = any(m.composes for m in made)
+        composes = any(m.composes for m in made if m.rank)  # no rank, no opinion
         data = slab.composed(coefficients, like) if composes else [self.base[w.key] for w in slab.windows]
         own = coefficients[slab.blocks[0][0]]
         return [

@@ -165,11 +165,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not isinstance(weight, FactoredWeight):
         return F.linear(_plain(input), weight, _plain(bias))
     made, coefficients, raw = weight._factorisation, weight._coefficients, weight._raw()
+    if not made.rank:
+        return F.linear(input, raw, bias)
     beside, composed, ordinary = made.costs(math.prod(input.shape[:-1]))
     made.composes = min(composed, ordinary) <= beside
     if not weight._is_composed:
-        extra = made.beside(input, coefficients)
-        return F.linear(input, raw, bias) + extra
+        y = F.linear(input, raw, bias)
+        return y + made.beside(input, coefficients).to(y.dtype)  # which autocast may have left wide
     if ordinary < composed:
         return F.linear(input, weight._connected(), bias)
     y = F.linear(input, raw, bias)

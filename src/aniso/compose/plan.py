@@ -43,8 +43,9 @@ class Plan:
         sizes = {slot.block.name: bank.block_bytes(slot.block.name) for slot in slots.blocks}
         composed = sum(itemsize * slot.block.numel for slot in slots.blocks)
         budget = runtime.budget(device)
-        largest = max((-(-size // max(1, len(bank))) for size in sizes.values()), default=0)
-        buffers = 2 * min(max(CHUNK, largest), sum(sizes.values()))
+        vectors = {slot.block.name: len(slot.vectors) for slot in slots.blocks}
+        read = [min(size, max(CHUNK, size // vectors[name])) for name, size in sizes.items()]
+        buffers = 2 * max(read, default=0)  # of one block: a portion that is used, and one that is read
         total = sum(sizes.values())
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:

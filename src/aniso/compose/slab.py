@@ -70,7 +70,7 @@ class Slab:
         self._turned = self.windows[0].transposed
         self._buffer: Tensor | None = None
         self._filled_with: tuple[Tensor, ...] | None = None
-        self._lease: weakref.ref[Lease] | None = None
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
     def composed(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """The model's tensors for these coefficients, outside of any graph; ``like`` has their dtype."""
@@ -84,7 +84,7 @@ class Slab:
         """The same with a graph, through which gradients reach the coefficients."""
         self.composed(coefficients, like)
         lease = Lease()
-        self._lease = weakref.ref(lease)
+        self._leases.add(lease)
         return list(_Compose.apply(self, lease, like, *(coefficients[i] for i, _, _ in self.blocks)))
 
     def views(self) -> tuple[Tensor, ...]:
@@ -106,12 +106,12 @@ class Slab:
         return out
 
     def _fill(self, own: tuple[Tensor, ...], like: Tensor) -> None:
-        lease = self._lease() if self._lease is not None else None
         self._filled_with = None
-        if self._buffer is None or (lease is not None and not lease.done):
+        if self._buffer is None or not all(lease.done for lease in self._leases):
             # somebody may still want to go backward through the old weights
             shape = self.shape[::-1] if self._turned else self.shape
             self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+            self._leases.clear()
         work = self._workspace(self._buffer)
         with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
             for window, base in zip(self.windows, self.base, strict=True):

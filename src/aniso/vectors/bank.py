@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast, final
+from typing import Any, cast, final
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.block import Layout
@@ -345,6 +345,15 @@ class Bank:
             homes={name: self._homes[name] for name in names if name in self._homes},
         )
 
+    # taking it elsewhere
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A bank is pickled as the place where it lies."""
+        return _opened_again, (self._require_path(), self.names, self.content_hash)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bank:
+        return self  # it never changes
+
     # trusting it
 
     def check(self, progress: Progress | None = None) -> list[str]:
@@ -448,7 +457,7 @@ class Bank:
                 f"'{base.label}' is not the bank's base",
                 expected=f"{self.base.label} {self.base.fingerprint[:16]} ({self.base.activation})",
                 found=f"{found.label} {found.fingerprint[:16]} ({found.activation})",
-                fix=f"use the bank's base: {self.base.label}",
+                fix=f"use the bank's base: {self.base.label}; from Python any_base=True, if you are sure",
             )
 
     def _require_blocks(self, base: BlockSource) -> None:
@@ -473,6 +482,19 @@ class Bank:
             expected=", ".join(self.names),
             fix="aniso bank ls",
         )
+
+
+def _opened_again(path: Path, names: tuple[str, ...], content: str) -> Bank:
+    bank = Bank.open(path).only(*names)
+    if bank.content_hash != content:
+        raise InputError(
+            "FILE-HASH",
+            f"the bank '{printable(path)}' is not what it was when it was pickled",
+            expected=content[:16],
+            found=bank.content_hash[:16],
+            fix="restore the bank from a copy, or make the composition again",
+        )
+    return bank
 
 
 def _named(name: str, note: str) -> str:
