@@ -43,7 +43,7 @@ class Baked(WeightSource):
         any_bank: bool = False,
     ) -> None:
         """``dtype`` is that of composed tensors, the base's if not said."""
-        chosen = bank.only(*coefficients.vectors)
+        chosen = coefficients.chosen(bank)
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
         self._bank = chosen
         self._blocks = chosen.over(base, any_base=any_base)

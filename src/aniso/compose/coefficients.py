@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -22,6 +24,9 @@ from aniso.weights.files import RawFile
 SCHEMA = 1
 FORMAT = "aniso coefficients"
 _VALUES = "coefficients"
+_CELLS = 1 << 22  # vectors times blocks: a table that an index of a few kB can ask for is made in full
+_DIMENSIONS = 64
+_ELEMENTS = 1 << 62
 
 
 @final
@@ -111,6 +116,11 @@ class Coefficients:
         labels = self.slots.labels()
         return [(*label, value) for label, value in zip(labels, self.values.tolist(), strict=True)]
 
+    def chosen(self, bank: Bank) -> Bank:
+        """The bank without vectors that have no coefficients; if some are missing, ``for_bank`` says so."""
+        known = [v for v in self.vectors if v in bank]
+        return bank.only(*known) if known else bank
+
     def for_bank(self, bank: Bank, *, any_bank: bool = False) -> Coefficients:
         """The same coefficients for a bank of the same vectors, which may be stored or divided differently.
 
@@ -125,9 +135,10 @@ class Coefficients:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> str:
         """Write one safetensors file; returns its sha256."""
+        values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
         record = _Record.of(self).model_dump_json(exclude_defaults=True)
         meta = {"format": FORMAT, "schema": str(SCHEMA), "index": record}
-        return save_safetensors(Path(path), {_VALUES: self.values}, meta, overwrite=overwrite)
+        return save_safetensors(Path(path), {_VALUES: values}, meta, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Coefficients:
@@ -201,18 +212,36 @@ class _Record(_Strict):
 
     def slots(self) -> Slots:
         names = tuple(name for name, _ in self.vectors)
-        unknown = set(self.absent) - {name for name, *_ in self.blocks}
-        if unknown or len(set(names)) != len(names) or len({b[0] for b in self.blocks}) != len(self.blocks):
-            raise ValueError(
-                f"names that are unknown or occur twice: {', '.join(sorted(unknown)) or 'vectors'}"
-            )
-        if any(size < 0 for _, shape, *_ in self.blocks for size in shape):
-            raise ValueError("a block has a negative size")
+        self._check(names)
         cells = []
         for name, shape, kind, depth in self.blocks:
-            missing = self.absent.get(name, ())
+            missing = set(self.absent.get(name, ()))
             cells.append((Block(name, shape, kind, depth), tuple(v for v in names if v not in missing)))
-        return Slots.made(Partition(**self.partition.model_dump()), names, cells)
+        made = Slots.made(Partition(**self.partition.model_dump()), names, cells)
+        for block, _ in cells:
+            if block.name not in made.by_block:
+                raise ValueError(f"block '{block.name}' has no coefficients")
+        return made
+
+    def _check(self, names: tuple[str, ...]) -> None:
+        """Nothing is made of an index before its names and sizes are known to be sane."""
+        blocks = [name for name, *_ in self.blocks]
+        if not names:
+            raise ValueError("there is no vector")
+        if len(names) * len(blocks) > _CELLS:
+            raise ValueError(f"{len(names)} vectors by {len(blocks)} blocks are too many")
+        for what, found in (("vector", names), ("block", blocks)):
+            twice = [name for name, times in Counter(found).items() if times > 1]
+            if twice:
+                raise ValueError(f"{what} '{twice[0]}' occurs twice")
+        absent = {vector for vectors in self.absent.values() for vector in vectors}
+        for what, odd in (("block", set(self.absent) - set(blocks)), ("vector", absent - set(names))):
+            if odd:
+                raise ValueError(f"{what} '{min(odd)}' is absent from cells, but unknown")
+        for name, shape, *_ in self.blocks:
+            sane = len(shape) <= _DIMENSIONS and all(0 <= size < _ELEMENTS for size in shape)
+            if not sane or math.prod(shape) >= _ELEMENTS:
+                raise ValueError(f"block '{name}' has a size that is negative or beyond any model's")
 
     def origin(self) -> Origin:
         base = BaseInfo(self.base.label, self.base.content, self.base.activation)
@@ -228,7 +257,7 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
         record = _Record.model_validate_json(file.metadata.get("index", ""))
         slots, origin = record.slots(), record.origin()
     except (ValidationError, ValueError, AnisoError) as e:
-        reason = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
+        reason = _reason(e)
         raise InputError(
             "COEF-FILE",
             f"'{file.label}' has an index that cannot be read",
@@ -244,7 +273,18 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
             expected="float32 or float64",
             fix="restore the file from a copy, or learn the coefficients again",
         )
-    return Coefficients(slots, values, origin)
+    try:
+        return Coefficients(slots, values, origin)
+    except InputError as e:
+        e.message = f"'{file.label}': {e.message}"
+        raise
+
+
+def _reason(e: Exception) -> str:
+    if isinstance(e, ValidationError):
+        first = e.errors()[0]
+        return ": ".join((".".join(map(str, first["loc"])), first["msg"]))
+    return e.message if isinstance(e, AnisoError) else str(e)
 
 
 def _check_origin(origin: Origin, bank: Bank) -> None:
@@ -259,7 +299,9 @@ def _check_origin(origin: Origin, bank: Bank) -> None:
     if origin.bank == bank.content_hash:
         return
     for name, source in origin.sources.items():
-        theirs = bank[name].provenance.sha256 if name in bank else source
+        if name not in bank:
+            continue  # said with all names, below
+        theirs = bank[name].provenance.sha256
         if not source or theirs != source:
             raise InputError(
                 "COEF-BANK",

@@ -96,8 +96,8 @@ class Composition(nn.Module):
         any_bank: bool = False,
     ) -> Composition:
         """The composition that coefficients were learned for; other vectors of the bank are left out."""
-        fitting = coefficients.for_bank(bank.only(*coefficients.vectors), any_bank=any_bank)
-        chosen = bank.only(*coefficients.vectors)
+        chosen = coefficients.chosen(bank)
+        fitting = coefficients.for_bank(chosen, any_bank=any_bank)
         made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base)
         return made.load(fitting)
 

@@ -271,7 +271,7 @@ def scattered(block: Block, parts: int, seed: int) -> Division:
 
 def rows_of(block: Block) -> Division:
     rows, columns = block.matrix_shape
-    if rows <= 1:
+    if rows <= 1 or columns == 0:
         return Undivided(block.numel)
     # one coefficient for each element of a vector: a single row, by columns
     return Columns(1, rows) if columns == 1 else Rows(rows, columns)

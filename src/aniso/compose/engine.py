@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import final
 
 import torch
@@ -17,7 +18,7 @@ from aniso.compose.sharded import Sharding
 from aniso.compose.slab import Slab, slabs_of
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
-from aniso.errors import InputError
+from aniso.errors import InputError, NumericalError
 from aniso.vectors import Layout
 
 Places = Mapping[str, list[tuple[nn.Module, str]]]
@@ -61,6 +62,7 @@ class Engine:
         wants_graph = torch.is_grad_enabled() and values.requires_grad
         if self._holds(values, wants_graph):
             return
+        _require_finite(values, self._slots)
         # let go of the last graph, so that its buffers may be written over; and if this is interrupted,
         # what was in place is gone
         self.uninstall()
@@ -154,6 +156,19 @@ class Engine:
             )
             for i, (tensor, factorisation) in enumerate(zip(data, made, strict=True))
         ]
+
+
+def _require_finite(values: Tensor, slots: Slots) -> None:
+    bad = (~torch.isfinite(values.detach())).nonzero().reshape(-1).tolist()
+    if bad:
+        vector, block, part = next(islice(slots.labels(), bad[0], None))
+        raise NumericalError(
+            "COEF-VALUES",
+            f"{len(bad)} coefficients are NaN or infinite",
+            key=block,
+            first=f"vector '{vector}', part {part}",
+            fix="go back to the last good coefficients and use a smaller learning rate",
+        )
 
 
 def _connected(slab: Slab, coefficients: list[Tensor], like: Tensor, i: int) -> Tensor:

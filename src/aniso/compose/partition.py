@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, final
 
@@ -25,6 +26,11 @@ FAMILIES: dict[str, frozenset[Kind]] = {
 }
 
 
+_WRITTEN = re.compile(
+    r"(?:(?P<rule>whole|blocks|rows|columns)|random:(?P<parts>[0-9]{1,9}))(?:@(?P<families>.*))?"
+)
+
+
 @final
 @dataclass(frozen=True)
 class Partition:
@@ -40,6 +46,8 @@ class Partition:
         for family in self.families:
             if family not in FAMILIES:
                 raise _usage(f"there is no family of blocks '{printable(family)}'", ", ".join(FAMILIES))
+        # said in any order, they are the same partition
+        object.__setattr__(self, "families", tuple(f for f in FAMILIES if f in self.families))
         if self.rule not in ("whole", "blocks", "rows", "columns", "random"):
             raise _usage(
                 f"there is no partition '{printable(self.rule)}'", "whole, blocks, rows, columns or random:K"
@@ -82,15 +90,15 @@ class Partition:
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> Partition:
         """``whole``, ``blocks``, ``rows``, ``columns`` or ``random:K``, and maybe ``@weight,norm``."""
-        rule, _, families = text.partition("@")
-        name, _, parts = rule.partition(":")
-        if (name == "random") != parts.isdigit() or (parts and not parts.isdigit()):
+        found = _WRITTEN.fullmatch(text)
+        if found is None:
             raise _usage(
                 f"'{printable(text)}' is no partition",
                 "whole, blocks, rows, columns or random:K, with @weight",
             )
-        made = cls(name, parts=int(parts or 1), seed=seed if name == "random" else 0)  # type: ignore[arg-type]
-        return made.over(*(f for f in families.split(",") if f))
+        rule, parts, families = found["rule"] or "random", found["parts"], found["families"]
+        made = cls(rule, parts=int(parts or 1), seed=seed if parts else 0)  # type: ignore[arg-type]
+        return made.over(*families.split(",")) if families is not None else made
 
     def over(self, *families: str) -> Partition:
         """The same rule for the blocks of some families only."""

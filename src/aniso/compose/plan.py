@@ -34,6 +34,8 @@ class Plan:
     budget: int
     composed: int
     """Bytes of the composed weights."""
+    buffers: int
+    """Bytes that reading from disk takes beside, if anything is read from there."""
     coefficients: int
     storage: tuple[str, ...]
     fast: bool
@@ -48,14 +50,15 @@ class Plan:
         buffers = 2 * max(read, default=0)  # of one block: a portion that is used, and one that is read
         total = sum(sizes.values())
         fits = not runtime.stream and composed + total <= budget
+        least = composed + (buffers if runtime.stream else min(total, buffers))
         if not fits and composed + buffers > budget:
             raise ResourceError(
                 "PLAN-MEMORY",
                 "there is not enough memory for this composition, even if vectors are read from disk",
-                expected=f"at least {show_bytes(composed + buffers)}: composed weights "
-                f"{show_bytes(composed)}, buffers {show_bytes(buffers)}",
+                expected=f"at least {show_bytes(least)}: composed weights {show_bytes(composed)}, "
+                f"task vectors or buffers {show_bytes(least - composed)}",
                 found=f"{show_bytes(budget)}",
-                fix=f"--memory {-(-(composed + buffers) // 10**6)}MB, or a smaller model",
+                fix=f"--memory {-(-least // 10**6)}MB, or a smaller model",
             )
         left = budget - composed - (0 if fits else buffers)
         plans = []
@@ -64,7 +67,15 @@ class Plan:
             left -= size if resident else 0
             plans.append(BlockPlan(name, size, resident))
         storage = tuple(dict.fromkeys(str(bank.storage_of(name)) for name in bank))
-        return cls(tuple(plans), budget, composed, slots.count, storage, runtime.fast and fast.is_installed())
+        return cls(
+            tuple(plans),
+            budget,
+            composed,
+            buffers,
+            slots.count,
+            storage,
+            runtime.fast and fast.is_installed(),
+        )
 
     @property
     def resident(self) -> frozenset[str]:
@@ -82,8 +93,7 @@ class Plan:
     def memory(self) -> int:
         """Beyond the model and its activations."""
         streams = len(self.resident) < len(self.blocks)
-        largest = max((b.nbytes for b in self.blocks if not b.resident), default=0)
-        return self.composed + self.resident_bytes + (2 * min(CHUNK, largest) if streams else 0)
+        return self.composed + self.resident_bytes + (self.buffers if streams else 0)
 
     def as_dict(self) -> dict[str, object]:
         return {

@@ -37,7 +37,7 @@ class Runtime:
 
 def parse_bytes(text: str | int) -> int:
     """``8GiB``, ``500 MB`` or a plain number of bytes."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
+    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?\s*", str(text).lower())
     if found is None or found[2] not in _UNITS:
         raise UsageError(
             "USAGE",

@@ -20,6 +20,7 @@ from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slot, Slots
 from aniso.compose.stack import scratch
 from aniso.compose.store import Store
+from aniso.errors import NumericalError
 from aniso.vectors import Layout, Part
 
 
@@ -124,6 +125,8 @@ class Slab:
                 self._add(flat[span], slot, values.to(work.dtype))
             if work is not self._buffer:
                 self._buffer.copy_(work.T if self._turned else work)
+                if self._buffer.dtype != work.dtype:
+                    self._check_range(work)
         self._filled_with = tuple(v.clone() for v in own)
 
     def _add(self, flat: Tensor, slot: Slot, values: Tensor) -> None:
@@ -132,6 +135,18 @@ class Slab:
             stack.add_to(own, values, slot.division)
         if self._sharding:
             flat.copy_(self._sharding.gathered(slot, own))
+
+    def _check_range(self, work: Tensor) -> None:
+        """Sums that 16 bits cannot hold became infinite when they were written down."""
+        assert self._buffer is not None
+        if not bool(torch.isfinite(self._buffer).all()):
+            raise NumericalError(
+                "VECTOR-RANGE",
+                f"the composed weights leave the range of {str(self._buffer.dtype).removeprefix('torch.')}",
+                key=self.windows[0].key,
+                found=f"{float(work.abs().max()):.4g}",
+                fix="load the model in float32 or bfloat16, or look for a coefficient that is too large",
+            )
 
     def _workspace(self, buffer: Tensor) -> Tensor:
         """Sums are taken in 32 bits or more, whatever the model's format."""

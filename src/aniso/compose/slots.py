@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aniso.compose.division import Division
 from aniso.compose.partition import Partition
+from aniso.errors import InputError, printable
 from aniso.vectors import Bank, Block
 
 
@@ -101,10 +102,16 @@ class Slots:
 
     def index(self, vector: str, block: str) -> slice:
         """Where the coefficients of one cell are."""
+        slot = self.by_block.get(block)
+        if slot is None or vector not in slot.vectors:
+            raise InputError(
+                "COEF-LAYOUT",
+                f"there is no coefficient of vector '{printable(vector)}' in block '{printable(block)}'",
+                fix="labels() says which there are",
+            )
         if self.partition.is_shared:
             at = self.vectors.index(vector)
             return slice(at, at + 1)
-        slot = self.by_block[block]
         first = slot.start + slot.vectors.index(vector) * slot.division.count
         return slice(first, first + slot.division.count)
 

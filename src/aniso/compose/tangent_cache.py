@@ -1,7 +1,7 @@
 """Derivatives of fixed samples, stored once.
 
 The output of a linearised model is linear in the coefficients. So when the same samples are gone through many
-times, the derivative of every sample's output with respect to every coefficient can be stored, and learning is
+times, the derivative of each output with respect to every coefficient can be stored, and learning is
 a linear problem from then on. ``cache_choice`` says when that is cheaper, and why.
 """
 

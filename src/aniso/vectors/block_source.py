@@ -37,6 +37,7 @@ class BlockSource:
         self.label = source.label
         self.activation = agreed_activation(source, activation)
         self.layout = Layout.of(source, scheme=scheme, split=split)
+        self._whole = Layout.of(source, scheme=scheme) if split else self.layout
         self._split = split
         self._finite = finite
         self._norms: dict[str, float] = {}
@@ -88,7 +89,10 @@ class BlockSource:
         for block in self.layout.blocks:
             if block.name not in self._hashes:
                 self.read_as_base(block)
-        hashes = dict(self._hashes)
+        for block in self._whole.blocks:  # who a model is does not depend on how it is divided
+            if block.name not in self._hashes:
+                self._hashes[block.name] = tensor_hash(self.read(block))
+        hashes = {block.name: self._hashes[block.name] for block in self._whole.blocks}
         for block in self.layout.outside:
             if block.kind is Kind.STATISTIC:  # these decide what the model computes, too
                 hashes[block.name] = tensor_hash(self.read_outside(block))

@@ -253,8 +253,10 @@ def save_safetensors(
 ) -> str:
     """Write named tensors atomically; returns the file's sha256."""
     meta = dict(metadata or {})
-    extra = sum(len(json.dumps(k + v)) for k, v in meta.items()) + sum(20 * t.ndim for t in tensors.values())
-    room = header_room(tensors, 256 + 2 * extra)
+    extra = sum(len(json.dumps(k + v)) + 8 for k, v in meta.items()) + sum(
+        40 * t.ndim for t in tensors.values()
+    )
+    room = header_room(tensors, 256 + extra)
     with atomic_file(path, overwrite=overwrite) as out:
         writer = SafetensorsWriter(out.stream, room)
         for name, tensor in tensors.items():
