@@ -17,7 +17,7 @@ from aniso.compose.coefficients import Coefficients, Origin
 from aniso.compose.engine import Engine, Places, places_of, skeleton_of
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
-from aniso.compose.runtime import Runtime
+from aniso.compose.runtime import Runtime, keep_freed_memory
 from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
@@ -154,6 +154,8 @@ class Composition(nn.Module):
     def _running(self) -> Engine:
         """The engine, with the weights for the present values in place."""
         if self._engine is None:
+            if self.runtime.keep_freed and self.values.device.type == "cpu":
+                keep_freed_memory()
             sharding = Sharding(self._mesh) if self._mesh is not None else None
             self._engine = Engine(
                 self._model,

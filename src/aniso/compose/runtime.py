@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from aniso.errors import UsageError, printable
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for what can be set
 _SHARE = 0.8  # of the memory that is free: the model's activations need some, too
 
 
@@ -28,11 +30,22 @@ class Runtime:
     """Read all task vectors from disk as they are needed, even if they would fit."""
     fast: bool = True
     """Use compiled code for few-bit vectors where numba is installed."""
+    keep_freed: bool = True
+    """Let the process keep memory that it frees, up to 2 GB, for the next step. Otherwise the gradient of
+    every weight is given back to the system and asked for again, a page at a time, in every step."""
 
     def budget(self, device: torch.device) -> int:
         if self.memory is not None:
             return parse_bytes(self.memory)
         return int(_SHARE * free_memory(device))
+
+
+def keep_freed_memory() -> bool:
+    """Ask the C library not to give freed memory back at once. True if it can be asked (glibc)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def parse_bytes(text: str | int) -> int:

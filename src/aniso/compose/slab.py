@@ -115,19 +115,40 @@ class Slab:
             self._leases.clear()
         work = self._workspace(self._buffer)
         with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
-            for window, base in zip(self.windows, self.base, strict=True):
-                if base is None:
-                    window.of(work).zero_()
-                else:
-                    window.of(work).copy_(base)
-            flat = work.view(-1)
-            for (_, slot, span), values in zip(self.blocks, own, strict=True):
-                self._add(flat[span], slot, values.to(work.dtype))
+            values = [v.to(work.dtype) for v in own]
+            if not self._wrote_at_once(work, values):
+                self._start(work)
+                for (_, slot, span), each in zip(self.blocks, values, strict=True):
+                    self._add(work.view(-1)[span], slot, each)
             if work is not self._buffer:
                 self._buffer.copy_(work.T if self._turned else work)
                 if self._buffer.dtype != work.dtype:
                     self._check_range(work)
         self._filled_with = tuple(v.clone() for v in own)
+
+    def _start(self, work: Tensor) -> None:
+        for window, base in zip(self.windows, self.base, strict=True):
+            if base is None:
+                window.of(work).zero_()
+            else:
+                window.of(work).copy_(base)
+
+    def _wrote_at_once(self, work: Tensor, values: list[Tensor]) -> bool:
+        """The usual slab is one tensor and one block: base and sum can be written in one pass."""
+        base = self.base[0]
+        usual = len(self.windows) == len(self.blocks) == 1 and not self._turned and self._sharding is None
+        if not usual or base is None or not base.is_contiguous() or base.numel() != work.numel():
+            return False
+        _, slot, span = self.blocks[0]
+        if span != slice(0, work.numel()):
+            return False
+        flat = work.view(-1)
+        for i, stack in enumerate(self.store.stacks(slot)):
+            if i == 0:
+                stack.write_to(flat, base.view(-1), values[0], slot.division)
+            else:
+                stack.add_to(flat, values[0], slot.division)
+        return True
 
     def _add(self, flat: Tensor, slot: Slot, values: Tensor) -> None:
         own = self._sharding.own(slot, flat) if self._sharding else flat

@@ -56,6 +56,19 @@ class Stack(ABC):
             return  # adding zeros would turn -0.0 into 0.0, and zero must give the base bit for bit
         self._add(out, own, division)
 
+    def write_to(self, out: Tensor, base: Tensor, coefficients: Tensor, division: Division) -> None:
+        """``out = base + sum of coefficient * delta``, in one pass where that can be."""
+        own = coefficients[list(self.vectors)]
+        if not (
+            self.numel and isinstance(division, Undivided) and bool(own.any()) and self._wrote(out, base, own)
+        ):
+            out.copy_(base)
+            self.add_to(out, coefficients, division)
+
+    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+        """Write base and sum at once, if there is a way."""
+        return False
+
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         """``<delta, gradient>`` for these vectors and every part; the gradient is flat."""
         if not self.numel:
@@ -116,6 +129,12 @@ class DenseStack(Stack):
             fast.add_dense(out, self.values, own[:, 0])
         else:
             super()._add(out, own, division)
+
+    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+        if self.values.dtype == out.dtype == base.dtype:
+            torch.addmv(base, self.values.T, own[:, 0], out=out)
+            return True
+        return False
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if isinstance(division, Undivided) and self._is_fast(self.values, gradient):
@@ -262,6 +281,13 @@ class LowRankStack(Stack):
             b = factors.b.to(out.dtype) * factors.scaled(own[:, 0])
             matrix[factors.start : factors.stop].addmm_(b, factors.a.to(out.dtype))
         return None
+
+    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+        if len(self.factors) != 1 or self.factors[0].b.shape[0] != self.shape[0] or base.dtype != out.dtype:
+            return False
+        b = self.factors[0].b.to(out.dtype) * self.factors[0].scaled(own[:, 0])
+        torch.addmm(base.view(self.shape), b, self.factors[0].a.to(out.dtype), out=out.view(self.shape))
+        return True
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if not isinstance(division, Undivided):
