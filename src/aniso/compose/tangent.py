@@ -9,8 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from aniso.compose.attention import self_attention
 from aniso.compose.engine import Engine
 
 
@@ -38,7 +41,7 @@ def run_tangent(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    with _differentiable_forward(), forward_ad.dual_level():
+    with _differentiable_forward(), forward_ad.dual_level(), _Flat():
         duals = {k: forward_ad.make_dual(engine.base[k], t) for k, t in tangents.items()}  # type: ignore[no-untyped-call]
         try:
             engine.put(duals)
@@ -64,6 +67,25 @@ def _mapped(value: Any, fn: Any) -> Any:
         made_list = [_mapped(v, fn) for v in value]
         return type(value)(*made_list) if hasattr(value, "_fields") else type(value)(made_list)
     return value
+
+
+class _Flat(TorchFunctionMode):
+    """Linear layers on matrices: for more dimensions torch's derivative multiplies sample by sample."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and args and args[0].dim() > 2:
+            x = args[0]
+            y = F.linear(x.reshape(-1, x.shape[-1]), *args[1:], **kwargs)
+            return y.view(*x.shape[:-1], -1)
+        if func is F.multi_head_attention_forward:
+            with self:
+                found = self_attention(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
