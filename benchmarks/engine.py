@@ -352,6 +352,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--banks", type=Path, help="Keep the banks here and use them again.")
+    parser.add_argument(
+        "--only", help="Measure only steps that have this case, and keep other results in --out."
+    )
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -360,21 +363,32 @@ def main() -> None:
     root = options.banks or Path(tempfile.mkdtemp(prefix="aniso-engine-"))
     root.mkdir(exist_ok=True)
     try:
-        report(root, options.rounds, options.out)
+        report(root, options.rounds, options.out, options.only)
     finally:
         if not options.banks:
             shutil.rmtree(root)
 
 
-def report(root: Path, rounds: int, out: Path | None) -> None:
+def report(root: Path, rounds: int, out: Path | None, only: str | None) -> None:
     if not (root / f"lora{RANKS[-1]}" / "manifest.json").exists():
         _in_process("banks", root)
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "batch": BATCH}
-    result["steps"] = []
+    result["steps"] = {}
+    if only and out:
+        result = json.loads(out.read_text())
     for n, cases in TIMED:
-        found = _in_process("timed", root, n, rounds, *cases)
-        result["steps"].append({"n": n, "threads": found})
-        print_steps(n, found)
+        if only is None or only in cases:
+            found = _in_process("timed", root, n, rounds, *cases)
+            result["steps"][f"n = {n}: {', '.join(cases)}"] = found
+            print_steps(n, found)
+    if only is None:
+        measure_memory(root, result)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure_memory(root: Path, result: dict[str, Any]) -> None:
     result["peak"] = {
         str(n): {case: _in_process("peak", root, n, case) for case in cases} for n, cases in MEASURED.items()
     }
@@ -382,9 +396,6 @@ def report(root: Path, rounds: int, out: Path | None) -> None:
     result["random_parts_ns"] = _in_process("parts", root)
     for name, ns in result["random_parts_ns"].items():
         print(f"parts {name:20s} {ns:7.1f} ns per element of the block, forward + backward, n = 8")
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def print_steps(n: int, found: dict[str, dict[str, dict[str, float]]]) -> None:

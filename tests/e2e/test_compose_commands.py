@@ -84,7 +84,7 @@ def test_a_coefficient_that_says_nothing_is_a_usage_error(shelf, aniso, values):
 
 
 def test_nan_and_unknown_vectors_are_refused(shelf, aniso):
-    assert _make(aniso, shelf[0], "cars=nan").code == 3
+    assert _make(aniso, shelf[0], "cars=nan").code == 2
     assert _make(aniso, shelf[0], "cats=1").code == 2
     assert not (shelf[0] / "c.safetensors").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,12 @@ def make(
     from aniso.compose import Coefficients, Partition
     from aniso.vectors import Bank
 
-    numbers = dict(_number(item) for item in values)
+    numbers: dict[str, float] = {}
+    for item in values:
+        name, number = _number(item)
+        if name in numbers:
+            raise UsageError("USAGE", f"vector '{name}' was given twice", fix="name each vector once")
+        numbers[name] = number
     chosen = Bank.open(bank).only(*numbers)
     zeros = Coefficients.zeros(chosen, Partition.whole())
     ordered = torch.tensor([numbers[name] for name in zeros.vectors])
@@ -53,7 +59,7 @@ def show_(
 def _number(item: str) -> tuple[str, float]:
     name, equals, number = item.rpartition("=")
     try:
-        if not (name and equals):
+        if not (name and equals and math.isfinite(float(number))):
             raise ValueError
         return name, float(number)
     except ValueError:

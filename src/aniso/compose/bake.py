@@ -19,7 +19,7 @@ from aniso.compose.coefficients import Coefficients
 from aniso.compose.division import Undivided
 from aniso.compose.slots import Slot
 from aniso.compose.stack import stacks_of
-from aniso.errors import NumericalError
+from aniso.errors import InputError, NumericalError
 from aniso.vectors import Bank, Block, BlockSource, Dense
 from aniso.vectors.block import tied_names
 from aniso.vectors.convert import convert
@@ -47,7 +47,7 @@ class Baked(WeightSource):
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
         self._bank = chosen
         self._blocks = chosen.over(base, any_base=any_base)
-        self._home = any_base is False
+        self._home = not any_base or self._blocks.identity().is_same_as(chosen.base)
         source = self._blocks.source
         self.label = source.label
         self.info = replace(source.info, format="composition", notes=())
@@ -108,15 +108,25 @@ class Baked(WeightSource):
             "aniso.partition": str(self._coefficients.partition),
             "aniso.coefficients": hashlib.sha256(as_bytes(self._coefficients.values)).hexdigest(),
         }
-        known = activation or (None if self.info.config.activation else self._bank.base.activation)
+        base = self._bank.base.activation
+        if activation and base not in (None, activation):
+            raise InputError(
+                "CKPT-ACTIVATION",
+                "the bank's base has another activation than asked for",
+                expected=base,
+                found=activation,
+                fix=f"--activation {base}, or leave it out",
+            )
+        known = activation or (None if self.info.config.activation else base)
         return convert(
             self, Path(out), to=to, activation=known, overwrite=overwrite, progress=progress, metadata=record
         )
 
     def _load(self, name: str) -> Tensor:
         key = self._same.get(name, name)
-        places = self._blocks.layout.places.get(key)
-        if places is None:
+        places = self._blocks.layout.places.get(key, ())
+        same = self._tensors[name].dtype == self._blocks.source.tensors[name].dtype
+        if same and not any(self._moves(place.block) for place in places):
             return self._blocks.source.read(name)
         pieces = []
         for place in places:
@@ -125,6 +135,9 @@ class Baked(WeightSource):
             pieces.append(rows.T if part.transposed else rows)
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return _cast(whole.contiguous(), TORCH[self._tensors[name].dtype], name).clone()
+
+    def _moves(self, block: Block) -> bool:
+        return block.name in self._slots and bool(self._slots[block.name][1].any())
 
     def _composed(self, block: Block) -> Tensor:
         """One block, kept for the next tensor: query, key and value may be three of the same."""

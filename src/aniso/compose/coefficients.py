@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -205,7 +205,7 @@ class _Record(_Strict):
             ),
             bank=origin.bank,
             vectors=tuple((name, origin.sources[name]) for name in slots.vectors),
-            partition=_PartitionRecord(**_fields(slots.partition)),
+            partition=_PartitionRecord(**cast(Any, slots.partition.as_dict())),
             blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in slots.blocks),
             absent={block: names for block, names in absent.items() if names},
         )
@@ -246,10 +246,6 @@ class _Record(_Strict):
     def origin(self) -> Origin:
         base = BaseInfo(self.base.label, self.base.content, self.base.activation)
         return Origin(self.scheme, self.layout, base, self.bank, dict(self.vectors))
-
-
-def _fields(partition: Partition) -> dict[str, Any]:
-    return partition.as_dict()
 
 
 def _parsed(file: SafetensorsFile) -> Coefficients:

@@ -14,14 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients, Origin
-from aniso.compose.engine import Engine, Places, places_of, skeleton_of
+from aniso.compose.engine import Engine, Places, places_of, require_no_lists, skeleton_of
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime, keep_freed_memory
 from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
-from aniso.compose.tangent import Linearised, linearised_call
+from aniso.compose.tangent import Linearised, linearised, run_tangent
 from aniso.errors import InputError, UsageError
 from aniso.vectors import Bank
 from aniso.vectors.block import tied_names
@@ -67,7 +67,17 @@ class Composition(nn.Module):
         source = _source(inner)
         self.layout = bank.over(source, any_base=any_base).layout
         self._tied = tied_names(source)
+        require_no_lists(inner)
         self._hold(skeleton_of(inner))
+        missing = [p.key for b in self.layout.blocks for p in b.parts if p.key not in self._places]
+        if missing:
+            raise InputError(
+                "MODEL-COPY",
+                f"the model {source.label} saves tensors under names that none of its modules has",
+                key=missing[0],
+                fix="remove hooks that rename tensors in its state dict",
+            )
+        self._watched = [(p, p._version) for p in inner.parameters()]
         first = next(iter(model.parameters()), torch.zeros(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.values = nn.Parameter(torch.zeros(self.slots.count, dtype=dtype, device=first.device))
@@ -94,11 +104,12 @@ class Composition(nn.Module):
         runtime: Runtime | None = None,
         any_base: bool = False,
         any_bank: bool = False,
+        mesh: DeviceMesh | None = None,
     ) -> Composition:
         """The composition that coefficients were learned for; other vectors of the bank are left out."""
         chosen = coefficients.chosen(bank)
         fitting = coefficients.for_bank(chosen, any_bank=any_bank)
-        made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base)
+        made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base, mesh=mesh)
         return made.load(fitting)
 
     # coefficients
@@ -129,13 +140,14 @@ class Composition(nn.Module):
     def plan(self) -> Plan:
         """Where the task vectors will be, and what memory that takes."""
         itemsize = next((t.element_size() for t in self._model.parameters()), 4)
-        return Plan.of(self.bank, self.slots, self.runtime, self.values.device, itemsize)
+        world = self._mesh.size() if self._mesh is not None else 1
+        return Plan.of(self.bank, self.slots, self.runtime, self.values.device, itemsize, world)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self._running()
         if self.linearised:
-            return linearised_call(self._running(), self._model, args, kwargs)
-        with self.composed() as model:
-            return model(*args, **kwargs)
+            return run_tangent(engine, self._model, engine.installed, args, kwargs, linearised)
+        return self._model(*args, **kwargs)
 
     @contextlib.contextmanager
     def composed(self) -> Iterator[nn.Module]:
@@ -143,14 +155,23 @@ class Composition(nn.Module):
         if self.linearised:
             raise _no_weights()
         self._running()
+        # coefficients may change inside; other calls than forward see that when the context is entered anew
+        handle = self._model.register_forward_pre_hook(lambda *_: self._refreshed())
         # what was put in place stays until the next call: checkpointed layers run again in the backward pass
-        yield self._model
+        try:
+            yield self._model
+        finally:
+            handle.remove()
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the composed tensors by the model's names; what no coefficient moves is left out."""
         with torch.no_grad(), self.composed():
             return {key: t.clone() for key, t in self._running().installed.items()}
 
+    def _refreshed(self) -> None:
+        self._running()
+
+    @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
     def _running(self) -> Engine:
         """The engine, with the weights for the present values in place."""
         if self._engine is None:
@@ -158,7 +179,6 @@ class Composition(nn.Module):
                 keep_freed_memory()
             sharding = Sharding(self._mesh) if self._mesh is not None else None
             self._engine = Engine(
-                self._model,
                 self._places,
                 self.layout,
                 self.slots,
@@ -175,13 +195,23 @@ class Composition(nn.Module):
                 sharding=sharding,
             )
         self._engine.install(self.values)
+        self._require_unchanged()
         return self._engine
+
+    def _require_unchanged(self) -> None:
+        """The base's memory is shared with the model that was given: who writes there changes the base."""
+        if any(p._version != version for p, version in self._watched):
+            raise UsageError(
+                "BANK-BASE",
+                "the model that this composition was made over has been written to since",
+                fix="load composed weights into another model, or make the composition anew",
+            )
 
     def bake(self) -> Baked:
         """Ordinary weights under the model's names, composed when they are read or saved."""
         if self.linearised:
             raise _no_weights()
-        return Baked(_source(self._model), self.bank, self.coefficients, any_base=self._any_base)
+        return Baked(_source(self._model), self.bank, self.coefficients, any_base=True)
 
     # being a module
 
@@ -189,7 +219,7 @@ class Composition(nn.Module):
         super().train(mode)
         self._model.train(mode)
         for module in self._model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.eval()  # the base's statistics are part of the base
         return self
 
@@ -232,6 +262,7 @@ class Composition(nn.Module):
             "_any_base",
             "_mesh",
             "_tied",
+            "_watched",
             "_progress",
         ):
             setattr(out, name, getattr(self, name))
@@ -242,12 +273,13 @@ class Composition(nn.Module):
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_engine", "_places", "_progress", "slots")
+        left_out = ("_engine", "_places", "_progress", "_watched", "slots")
         return {k: v for k, v in self.__dict__.items() if k not in left_out} | {"_model": self._bare()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._engine = self._progress = None
+        self._watched = []
         self.slots = Slots.of(self.bank, self.partition)
         self._hold(self._model)
 

@@ -265,6 +265,8 @@ def scattered(block: Block, parts: int, seed: int) -> Division:
     """The random division of a block, made from the seed and the block's name alone."""
     if min(parts, block.numel) <= 1:
         return Undivided(block.numel)
+    if parts >= block.numel:
+        return Columns(1, block.numel)  # a part for each element: there is nothing to deal out
     digest = hashlib.sha256(f"{seed}\0{block.name}\0{parts}".encode()).digest()
     return Scattered(block.numel, parts, int.from_bytes(digest[:8], "big") & ~3)
 

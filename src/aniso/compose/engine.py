@@ -31,7 +31,6 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module,
         places: Places,
         layout: Layout,
         slots: Slots,
@@ -145,13 +144,14 @@ class Engine:
             return slab.connected(coefficients, like)
         composes = any(m.composes for m in made if m.rank)  # no rank, no opinion
         data = slab.composed(coefficients, like) if composes else [self.base[w.key] for w in slab.windows]
-        own = coefficients[slab.blocks[0][0]]
+        own, lease = coefficients[slab.blocks[0][0]], slab.lease()
         return [
             FactoredWeight.made(
                 tensor,
                 factorisation,
                 own,
                 partial(_connected, slab, coefficients, like, i),
+                lease,
                 is_composed=composes,
             )
             for i, (tensor, factorisation) in enumerate(zip(data, made, strict=True))
@@ -210,6 +210,7 @@ def skeleton_of(model: nn.Module) -> nn.Module:
 
 
 def places_of(model: nn.Module, tied: Mapping[str, str]) -> Places:
+    """Where every tensor is."""
     out: dict[str, list[tuple[nn.Module, str]]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -217,6 +218,24 @@ def places_of(model: nn.Module, tied: Mapping[str, str]) -> Places:
                 key = f"{prefix}.{attribute}" if prefix else attribute
                 out.setdefault(tied.get(key, key), []).append((module, attribute))
     return out
+
+
+def require_no_lists(model: nn.Module) -> None:
+    """Weights in plain lists or dictionaries are out of reach: composed ones could not be put in place."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            continue  # these keep such a list, which is refreshed
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            inside = value.values() if isinstance(value, dict) else value
+            if isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Parameter) for v in inside):
+                raise InputError(
+                    "MODEL-COPY",
+                    f"the model {type(model).__name__} keeps weights in a plain container",
+                    key=f"{prefix}.{attribute}".lstrip("."),
+                    fix="use nn.ParameterList or nn.ParameterDict, or plain attributes",
+                )
 
 
 def _refresh(module: nn.Module) -> None:

@@ -15,11 +15,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from aniso.compose.attention import self_attention
+from aniso.compose.lease import Lease
 from aniso.compose.stack import Factors
+from aniso.errors import UsageError
 
 # What can be asked of a tensor without touching its numbers.
 _ABOUT = {
@@ -96,20 +97,29 @@ class _Watch(torch.autograd.Function):
     """Passes a layer's output on, and takes the coefficients' gradient on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, coefficients: Tensor, factorisation: Factorisation) -> Tensor:
-        ctx.factorisation = factorisation
+    def forward(
+        ctx: Any, y: Tensor, x: Tensor, coefficients: Tensor, factorisation: Factorisation, lease: Lease
+    ) -> Tensor:
+        ctx.factorisation, ctx.lease, ctx.moves = factorisation, lease, x.requires_grad
         ctx.shape, ctx.dtype = coefficients.shape, coefficients.dtype
         ctx.save_for_backward(x)
-        return y.view_as(y)
+        ctx.mark_dirty(y)  # it is fresh from the layer, and what follows may write into it
+        return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
         (x,) = ctx.saved_tensors
+        ctx.lease.done = True
+        if torch.is_grad_enabled() and (ctx.moves or grad.requires_grad):
+            raise UsageError(
+                "USAGE",
+                "second derivatives do not go through the gradient of low-rank coefficients",
+                fix="leave out create_graph=True",
+            )
         work = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(grad.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             found = ctx.factorisation.gradient(x.to(work), grad.to(work), ctx.shape[0])
-        return grad, None, found.to(ctx.dtype), None
+        return grad, None, found.to(ctx.dtype), None, None
 
 
 @final
@@ -120,6 +130,7 @@ class FactoredWeight(Tensor):
     _coefficients: Tensor
     _connected: Callable[[], Tensor]
     _is_composed: bool
+    _lease: Lease
 
     @staticmethod
     def made(
@@ -127,6 +138,7 @@ class FactoredWeight(Tensor):
         factorisation: Factorisation,
         coefficients: Tensor,
         connected: Callable[[], Tensor],
+        lease: Lease,
         *,
         is_composed: bool,
     ) -> FactoredWeight:
@@ -139,6 +151,7 @@ class FactoredWeight(Tensor):
         weight._coefficients = coefficients
         weight._connected = connected
         weight._is_composed = is_composed
+        weight._lease = lease
         return weight
 
     @classmethod
@@ -176,7 +189,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if ordinary < composed:
         return F.linear(input, weight._connected(), bias)
     y = F.linear(input, raw, bias)
-    watched: Tensor = _Watch.apply(y, input.detach(), coefficients, made)
+    watched: Tensor = _Watch.apply(y, input, coefficients, made, weight._lease)
     return watched
 
 

@@ -8,6 +8,7 @@ own products already run at the memory's speed.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,7 @@ def can_read(stored: Tensor, work: Tensor) -> bool:
         and stored.is_contiguous()
         and stored.device.type == work.device.type == "cpu"
         and is_installed()
+        and _kernels() is not None
     )
 
 
@@ -65,8 +67,11 @@ def dots_packed(codes: Tensor, scales: Tensor, gradient: Tensor, packing: Packin
 
 @cache
 def _kernels() -> Any:
-    from aniso.compose import fast_kernels  # numba takes a second to import
-
+    try:
+        from aniso.compose import fast_kernels  # numba takes a second to import
+    except (ImportError, RuntimeError, SystemError) as e:  # of another age than numpy, or nowhere to cache
+        warnings.warn(f"numba cannot be used, so few-bit vectors are slower: {e}", stacklevel=2)
+        return None
     return fast_kernels
 
 

@@ -41,8 +41,17 @@ class Plan:
     fast: bool
 
     @classmethod
-    def of(cls, bank: Bank, slots: Slots, runtime: Runtime, device: torch.device, itemsize: int = 4) -> Plan:
-        sizes = {slot.block.name: bank.block_bytes(slot.block.name) for slot in slots.blocks}
+    def of(
+        cls,
+        bank: Bank,
+        slots: Slots,
+        runtime: Runtime,
+        device: torch.device,
+        itemsize: int = 4,
+        world: int = 1,
+    ) -> Plan:
+        """``world`` processes hold a share of the vectors each."""
+        sizes = {s.block.name: -(-bank.block_bytes(s.block.name) // world) for s in slots.blocks}
         composed = sum(itemsize * slot.block.numel for slot in slots.blocks)
         budget = runtime.budget(device)
         vectors = {slot.block.name: len(slot.vectors) for slot in slots.blocks}

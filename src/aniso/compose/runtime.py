@@ -32,7 +32,8 @@ class Runtime:
     """Use compiled code for few-bit vectors where numba is installed."""
     keep_freed: bool = True
     """Let the process keep memory that it frees, up to 2 GB, for the next step. Otherwise the gradient of
-    every weight is given back to the system and asked for again, a page at a time, in every step."""
+    every weight is given back to the system and asked for again, a page at a time, in every step (those
+    above 32 MiB still are)."""
 
     def budget(self, device: torch.device) -> int:
         if self.memory is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from aniso.compose.lease import Lease
 from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slot, Slots
 from aniso.compose.stack import scratch
@@ -36,12 +37,6 @@ class Window:
     def of(self, matrix: Tensor) -> Tensor:
         rows = matrix[self.start : self.stop] if matrix.ndim else matrix
         return rows.T if self.transposed else rows
-
-
-class Lease:
-    """Held by a graph that may still go backward through what is in a slab's buffer."""
-
-    done = False
 
 
 @final
@@ -84,9 +79,13 @@ class Slab:
     def connected(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """The same with a graph, through which gradients reach the coefficients."""
         self.composed(coefficients, like)
+        return list(_Compose.apply(self, self.lease(), *(coefficients[i] for i, _, _ in self.blocks)))
+
+    def lease(self) -> Lease:
+        """Keeps what is in the buffer now from being written over."""
         lease = Lease()
         self._leases.add(lease)
-        return list(_Compose.apply(self, lease, like, *(coefficients[i] for i, _, _ in self.blocks)))
+        return lease
 
     def views(self) -> tuple[Tensor, ...]:
         assert self._buffer is not None
@@ -111,7 +110,8 @@ class Slab:
         if self._buffer is None or not all(lease.done for lease in self._leases):
             # somebody may still want to go backward through the old weights
             shape = self.shape[::-1] if self._turned else self.shape
-            self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+            with torch.inference_mode(False):  # it outlives the call
+                self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
             self._leases.clear()
         work = self._workspace(self._buffer)
         with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
@@ -177,6 +177,7 @@ class Slab:
         return scratch("compose", self.shape, wide, buffer.device)
 
     def _flat(self, grads: Sequence[Tensor | None]) -> Tensor:
+        grads = [g.to_dense() if g is not None and g.layout != torch.strided else g for g in grads]
         first = next(g for g in grads if g is not None)
         dtype = torch.promote_types(first.dtype, torch.float32)
         if len(grads) == 1 and not self.windows[0].transposed:
@@ -194,9 +195,7 @@ class _Compose(torch.autograd.Function):
     """From coefficients to weights. Nothing is saved: the gradient needs the task vectors alone."""
 
     @staticmethod
-    def forward(
-        ctx: Any, slab: Slab, lease: Lease, like: Tensor, *coefficients: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, slab: Slab, lease: Lease, *coefficients: Tensor) -> tuple[Tensor, ...]:
         ctx.slab, ctx.lease = slab, lease
         ctx.dtypes = [c.dtype for c in coefficients]
         ctx.set_materialize_grads(False)
@@ -207,10 +206,10 @@ class _Compose(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.lease.done = True  # type: ignore[attr-defined]
         if all(g is None for g in grads):
-            return (None, None, None, *(None for _ in ctx.dtypes))  # type: ignore[attr-defined]
+            return (None, None, *(None for _ in ctx.dtypes))  # type: ignore[attr-defined]
         with torch.autocast(next(g for g in grads if g is not None).device.type, enabled=False):
             found = ctx.slab.gradients(grads)  # type: ignore[attr-defined]
-        return (None, None, None, *(g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)))  # type: ignore[attr-defined]
+        return (None, None, *(g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)))  # type: ignore[attr-defined]
 
 
 def slabs_of(layout: Layout, slots: Slots) -> list[tuple[tuple[int, ...], list[Window], list[Any]]]:

@@ -111,7 +111,7 @@ class DenseStack(Stack):
         return self.values.numel() * self.values.element_size()
 
     def cut(self, start: int, stop: int) -> DenseStack:
-        return DenseStack(self.vectors, self.values[:, start:stop].contiguous(), self.offset + start)
+        return DenseStack(self.vectors, self.values[:, start:stop].clone(), self.offset + start)
 
     def to(self, device: torch.device) -> DenseStack:
         return DenseStack(self.vectors, self.values.to(device), self.offset)
@@ -179,8 +179,8 @@ class PackedStack(Stack):
             self.vectors,
             stop - start,
             self.packing,
-            self.codes[:, codes].contiguous(),
-            self.scales[:, groups].contiguous(),
+            self.codes[:, codes].clone(),
+            self.scales[:, groups].clone(),
             None if self.mean is None else self.mean[start:stop].clone(),
             self.factors,
             self.offset + start,
@@ -267,7 +267,8 @@ class LowRankStack(Stack):
         columns = self.shape[1]
         for start, stop in self._steps(math.lcm(alignment, max(1, columns))):
             rows = slice(start // columns, stop // columns)
-            tile = scratch("tile", (len(self.vectors), stop - start), dtype, self.factors[0].a.device)
+            device = self.factors[0].a.device if self.factors else torch.device("cpu")
+            tile = scratch("tile", (len(self.vectors), stop - start), dtype, device)
             tile.zero_()
             for factors in self.factors:
                 factors.fill(tile.view(len(self.vectors), -1, columns), rows)
@@ -428,6 +429,7 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.d
     size = math.prod(shape)
     found = buffers.get((name, dtype, device))
     if found is None or found.numel() < size:
-        found = torch.empty(size, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # it outlives the call
+            found = torch.empty(size, dtype=dtype, device=device)
         buffers[name, dtype, device] = found
     return found[:size].view(tuple(shape))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import final
 
 import torch
@@ -48,7 +49,7 @@ class Store:
         self._chunks = {
             b.block: _chunks(bank, self._slots[b.block], b.nbytes) for b in plan.blocks if not b.resident
         }
-        self._ahead = _ReadAhead(self._read)
+        self._ahead = _ReadAhead()
 
     def stacks(self, slot: Slot, *, backward: bool = False) -> Iterator[Stack]:
         """All deltas of a block, a stack at a time."""
@@ -57,7 +58,7 @@ class Store:
             yield from self._resident[name]
             return
         for i in range(len(self._chunks[name])):
-            yield from self._ahead.get((name, i, backward))
+            yield from self._ahead.get((name, i, backward), self._read)
 
     def factored(self, slot: Slot) -> LowRankStack | None:
         """The one low-rank stack that a block consists of, if so."""
@@ -90,22 +91,29 @@ def _chunks(bank: Bank, slot: Slot, nbytes: int) -> list[Bank]:
 class _ReadAhead:
     """Reads what followed last time while the caller works; a thread of its own, one item ahead."""
 
-    def __init__(self, read: Callable[[Key], list[Stack]]) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._after: dict[Key, Key] = {}
         self._last: Key | None = None
         self._waiting: tuple[Key, Future[list[Stack]]] | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
-    def get(self, key: Key) -> list[Stack]:
+    def get(self, key: Key, read: Callable[[Key], list[Stack]]) -> list[Stack]:
         if self._last is not None:
             self._after[self._last] = key
         self._last = key
         waiting, self._waiting = self._waiting, None
-        found = waiting[1].result() if waiting and waiting[0] == key else self._read(key)
+        if self._process != os.getpid():  # a fork has no threads but its own
+            self._pool, self._process, waiting = None, os.getpid(), None
+        if waiting and waiting[0] == key:
+            found = waiting[1].result()
+        else:
+            if waiting and not waiting[1].cancel():
+                wait([waiting[1]])  # one reader at a time, and no more memory than planned
+            found = read(key)
         following = self._after.get(key)
         if following is not None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "aniso-read-ahead")
-            self._waiting = (following, self._pool.submit(self._read, following))
+            self._waiting = (following, self._pool.submit(read, following))
         return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from aniso.compose.attention import self_attention
 from aniso.compose.engine import Engine
+from aniso.errors import UsageError
 
 
 @final
@@ -29,44 +31,59 @@ class Linearised(nn.Module):
         return self.module(*args, **kwargs)
 
 
-def linearised_call(engine: Engine, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """f(x; theta0) + J(x; theta0) tau for the differences that the engine has composed."""
-    return run_tangent(engine, model, engine.installed, args, kwargs)
-
-
 def run_tangent(
     engine: Engine,
     model: nn.Module,
-    tangents: dict[str, Tensor],
+    tangents: Mapping[str, Tensor],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    result: Callable[[Tensor], Tensor],
 ) -> Any:
+    """Run the model with weights that carry these tangents; ``result`` says what to make of outputs."""
     with _differentiable_forward(), forward_ad.dual_level(), _Flat():
         duals = {k: forward_ad.make_dual(engine.base[k], t) for k, t in tangents.items()}  # type: ignore[no-untyped-call]
         try:
             engine.put(duals)
-            out = model(*args, **kwargs)
-            return _mapped(out, _linear)
+            return _mapped(model(*args, **kwargs), result)
         finally:
             engine.unput(tangents)
 
 
-def _linear(value: Tensor) -> Tensor:
+def linearised(value: Tensor) -> Tensor:
+    """f(x; theta0) + J(x; theta0) tau."""
     primal, tangent = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
-    out: Tensor = primal.detach() if tangent is None else primal.detach() + tangent
+    out: Tensor = primal if tangent is None else primal + tangent
     return out
 
 
-def _mapped(value: Any, fn: Any) -> Any:
+def derivative(value: Tensor) -> Tensor:
+    """J(x; theta0) tau alone."""
+    primal, tangent = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
+    out: Tensor = torch.zeros_like(primal) if tangent is None else tangent
+    return out
+
+
+def _mapped(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """A function of every tensor in what a model returns."""
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, dict):  # Hugging Face's outputs are ordered dictionaries with attributes
         made = {k: _mapped(v, fn) for k, v in value.items()}
         return type(value)(**made) if type(value) is not dict else made
     if isinstance(value, tuple | list):
-        made_list = [_mapped(v, fn) for v in value]
-        return type(value)(*made_list) if hasattr(value, "_fields") else type(value)(made_list)
-    return value
+        items = [_mapped(v, fn) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{n: _mapped(getattr(value, n), fn) for n in names})
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise UsageError(
+        "USAGE",
+        f"a linearised model returned a {type(value).__name__}, in which derivatives cannot be found",
+        expected="tensors, or tuples, lists, dictionaries or dataclasses of them",
+        fix="wrap the model so that it returns its tensors",
+    )
 
 
 class _Flat(TorchFunctionMode):

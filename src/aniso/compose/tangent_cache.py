@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from aniso.compose.composition import Composition
-from aniso.compose.tangent import run_tangent
+from aniso.compose.tangent import derivative, linearised, run_tangent
+from aniso.errors import UsageError
 
 
 @final
@@ -36,17 +37,23 @@ class TangentFeatures:
 
 def tangent_features(composition: Composition, batches: Iterable[Tensor]) -> TangentFeatures:
     """One derivative for each coefficient and batch; the values of the composition play no part."""
+    if not composition.linearised:
+        raise UsageError(
+            "USAGE",
+            "derivatives are stored for linearised models only",
+            fix="Composition(Linearised(model), bank)",
+        )
     engine, model, slots = composition._running(), composition._model, composition.slots
     bases, directions = [], []
     with torch.no_grad():
         for batch in batches:
-            bases.append(run_tangent(engine, model, {}, (batch,), {}))
+            bases.append(run_tangent(engine, model, {}, (batch,), {}, linearised))
             each = []
             for i in range(slots.count):
                 values = torch.zeros_like(composition.values)
                 values[i] = 1
                 moved = engine.tensors_moved_by(values)
-                each.append(run_tangent(engine, model, moved, (batch,), {}) - bases[-1])
+                each.append(run_tangent(engine, model, moved, (batch,), {}, derivative))
             directions.append(torch.stack(each))
     return TangentFeatures(torch.cat(bases), torch.cat(directions, dim=1))
 

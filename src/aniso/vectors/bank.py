@@ -349,7 +349,7 @@ class Bank:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A bank is pickled as the place where it lies."""
-        return _opened_again, (self._require_path(), self.names, self.content_hash)
+        return _opened_again, (self._require_path().resolve(), self.names, self.content_hash)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bank:
         return self  # it never changes
@@ -429,8 +429,9 @@ class Bank:
     def over(self, base: Ref | BlockSource, *, any_base: bool = False) -> BlockSource:
         """A model as the bank's blocks; it must be the bank's base, or at least have the same blocks."""
         blocks = base if isinstance(base, BlockSource) else self._fitting(open_weights(base))
-        self._require_blocks(blocks)
-        if not any_base:
+        if any_base:
+            self._require_blocks(blocks)
+        else:
             self._require_base(blocks)
         return blocks
 

@@ -72,12 +72,15 @@ class BlockSource:
 
         The content's hash is remembered for the fingerprint.
         """
-        if self._last[0] != block.name:
+        name, values = self._last  # taken once: another thread may put its own block there
+        if name != block.name:
+            del values
             self._last = ("", torch.empty(0))  # free the old one before the new one is read
-            self._last = (block.name, self.read(block))
+            values = self.read(block)
+            self._last = (block.name, values)
         if block.name not in self._hashes:
-            self._hashes[block.name] = tensor_hash(self._last[1])
-        return self._last[1]
+            self._hashes[block.name] = tensor_hash(values)
+        return values
 
     def read_outside(self, block: Block) -> Tensor:
         """A tensor that is no part of task vectors, in its own dtype."""
