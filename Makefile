@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test lint types check clean
 
-# Builds a bank from two tiny models that it makes itself.
+# Builds a bank from two tiny models that it makes itself, and mixes them into one.
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
 

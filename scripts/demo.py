@@ -1,4 +1,4 @@
-"""Make a tiny base and two models tuned from it, build a bank of the two, and look at it.
+"""Make a tiny base and two models tuned from it, build a bank of the two, and mix them into one model.
 
 This runs the command line as a user would; nothing is downloaded.
 """
@@ -24,6 +24,11 @@ def main() -> None:
     run("bank", "quantise", "bank", "--storage", "int8", "-o", "bank-int8", "--overwrite")
     run("bank", "check", "bank-int8")
     run("vector", "cosine", "bank")
+    run("bank", "plan", "bank-int8")
+    run("coefficients", "make", "cars=0.6", "textures=0.4", "--bank", "bank", "-o", "mix.safetensors",
+        "--overwrite")  # fmt: skip
+    run("bake", "mix.safetensors", "--bank", "bank", "--base", "base.safetensors", "-o", "mixed.safetensors",
+        "--overwrite")  # fmt: skip
 
 
 def make_models() -> None:

@@ -250,10 +250,6 @@ class LowRankStack(Stack):
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for f in self.factors for t in (f.a, f.b))
 
-    @property
-    def rank(self) -> int:
-        return sum(f.a.shape[0] for f in self.factors)
-
     def cut(self, start: int, stop: int) -> LowRankStack:
         columns = self.shape[1]
         first, last = start // columns, stop // columns
