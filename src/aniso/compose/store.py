@@ -71,7 +71,7 @@ class Store:
 
     def _load(self, slot: Slot, bank: Bank) -> list[Stack]:
         index = {vector: i for i, vector in enumerate(slot.vectors)}
-        stacks = stacks_of(bank.read_block(slot.block.name), index)
+        stacks = stacks_of(bank.read_block(slot.block.name, exact=False), index)
         if self._sharding:
             stacks = [self._sharding.cut(slot, stack) for stack in stacks]
         stacks = [stack.to(self._device) for stack in stacks]

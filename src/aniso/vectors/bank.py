@@ -293,8 +293,11 @@ class Bank:
     def __repr__(self) -> str:
         return f"Bank({len(self)} vectors, {len(self.layout.blocks)} blocks: {', '.join(self.names[:6])})"
 
-    def read_block(self, block: str) -> dict[str, Delta]:
-        """One block of all vectors that have it, in the bank's order: one contiguous read per file."""
+    def read_block(self, block: str, *, exact: bool = True) -> dict[str, Delta]:
+        """One block of all vectors that have it, in the bank's order: one contiguous read per file.
+
+        Without ``exact``, the tuned values that base + delta misses by a rounding are not read.
+        """
         found: dict[str, Delta] = {}
         by_segment: dict[int, tuple[Segment, dict[int, str]]] = {}
         for name, vector in self._vectors.items():
@@ -306,7 +309,7 @@ class Bank:
             segment, i = home
             by_segment.setdefault(id(segment), (segment, {}))[1][i] = name
         for segment, wanted in by_segment.values():
-            for i, delta in segment.read(block, set(wanted)).items():
+            for i, delta in segment.read(block, set(wanted), exact=exact).items():
                 found[wanted[i]] = delta
         return {name: found[name] for name in self._vectors if name in found}
 

@@ -105,7 +105,7 @@ class Segment:
         pairs = [(rank, tensors[f"{block}|{f}.{g}"]) for rank, g in ranks for f in "AB"]
         return sum(rank * info.nbytes // info.shape[0] for rank, info in pairs)
 
-    def read(self, block: str, wanted: set[int]) -> dict[int, Delta]:
+    def read(self, block: str, wanted: set[int], *, exact: bool = True) -> dict[int, Delta]:
         """The deltas of one block for the vectors wanted; for all of them it is one contiguous read."""
         cell = self.index.cells.get(block)
         if cell is None:
@@ -113,7 +113,7 @@ class Segment:
         out: dict[int, Delta] = {}
         rows = [row for row, i in enumerate(cell.dense) if i in wanted]
         if rows:
-            for row, delta in self._read_dense(block, cell, rows[0], rows[-1] + 1):
+            for row, delta in self._read_dense(block, cell, rows[0], rows[-1] + 1, exact=exact):
                 if cell.dense[row] in wanted:
                     out[cell.dense[row]] = delta
         terms = [t for t in cell.terms if t.vector in wanted]
@@ -121,7 +121,9 @@ class Segment:
             out |= self._read_factors(block, terms)
         return {i: out[i] for i in sorted(out)}
 
-    def _read_dense(self, block: str, cell: CellRecord, start: int, stop: int) -> Iterable[tuple[int, Delta]]:
+    def _read_dense(
+        self, block: str, cell: CellRecord, start: int, stop: int, *, exact: bool
+    ) -> Iterable[tuple[int, Delta]]:
         shape = self.layout.by_name[block].shape
         if cell.packed:
             packing = cast(Packing, self.index.storage.packing)
@@ -133,9 +135,9 @@ class Segment:
             return
         values = self._file.read_rows(block, start, stop)
         numel = math.prod(shape)
-        exact = self._exact(block, len(cell.dense) * numel)
+        missed = self._exact(block, len(cell.dense) * numel) if exact else None
         for k in range(stop - start):
-            yield start + k, Dense(values[k], _slice(exact, start + k, numel))
+            yield start + k, Dense(values[k], _slice(missed, start + k, numel))
 
     def _exact(self, block: str, numel: int) -> Exact | None:
         """Exact values of all vectors; ``numel`` is the number of elements they may point to."""
