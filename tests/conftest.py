@@ -44,6 +44,22 @@ def refused():
     return _refused
 
 
+@pytest.fixture(scope="session")
+def mini_data() -> Path:
+    """The directory of small real tasks, where there is one."""
+    said = os.environ.get("ANISO_MINI_DATA")
+    path = Path(said) if said else Path(__file__).parents[2] / "shared" / "data" / "mini"
+    if not path.is_dir():
+        pytest.skip("needs the mini data: set ANISO_MINI_DATA to their directory")
+    return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or fills the user's cache."""
+    os.environ["ANISO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @dataclass(frozen=True)
 class Ran:
     code: int

@@ -95,3 +95,38 @@ def is_open_clip_vision(key: str) -> bool:
 
 def is_hf_vision(key: str) -> bool:
     return key.startswith(("vision_model.", "visual_projection."))
+
+
+def tokenizer(length: int = 40):
+    """CLIP's tokenizer over single letters."""
+    from transformers import CLIPTokenizer
+
+    letters = [*"abcdefghijklmnopqrstuvwxyz.0123"]
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    assert len(tokens) == VOCABULARY
+    return CLIPTokenizer(
+        vocab={token: i for i, token in enumerate(tokens)}, merges=[], model_max_length=length
+    )
+
+
+def hf_clip_directory(path, seed: int = 0, activation: str = "gelu", length: int = 40):
+    """A whole CLIP as the hub has it: weights, configuration and tokenizer."""
+    from transformers import CLIPModel
+
+    torch.manual_seed(seed)
+    config = hf_config(activation)
+    config.text_config.max_position_embeddings = length
+    model = CLIPModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.save_pretrained(path)
+    tokenizer(length).save_pretrained(path)
+    return path
+
+
+def hf_clip_state(path) -> dict[str, Tensor]:
+    from aniso.weights import open_weights
+
+    source = open_weights(path)
+    return {key: source.read(key) for key in source.tensors}

@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     from aniso.compose import Partition as Partition
     from aniso.compose import Plan as Plan
     from aniso.compose import Runtime as Runtime
+    from aniso.data import ClassList as ClassList
+    from aniso.data import Labelled as Labelled
+    from aniso.data import Task as Task
+    from aniso.data import Unlabelled as Unlabelled
+    from aniso.data import load_task as load_task
     from aniso.errors import AnisoError as AnisoError
+    from aniso.learn import Schedule as Schedule
+    from aniso.learn import evaluate as evaluate
+    from aniso.learn import finetune as finetune
+    from aniso.models import Encoder as Encoder
+    from aniso.models import load_model as load_model
     from aniso.vectors import Bank as Bank
     from aniso.vectors import Block as Block
     from aniso.vectors import BlockSource as BlockSource
@@ -38,6 +48,16 @@ _HOMES = {
     "Linearised": "aniso.compose",
     "Runtime": "aniso.compose",
     "Plan": "aniso.compose",
+    "load_model": "aniso.models",
+    "Encoder": "aniso.models",
+    "load_task": "aniso.data",
+    "Task": "aniso.data",
+    "ClassList": "aniso.data",
+    "Labelled": "aniso.data",
+    "Unlabelled": "aniso.data",
+    "evaluate": "aniso.learn",
+    "finetune": "aniso.learn",
+    "Schedule": "aniso.learn",
     "AnisoError": "aniso.errors",
 }
 __all__ = [*_HOMES, "__version__"]

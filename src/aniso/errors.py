@@ -199,6 +199,35 @@ EXPLANATIONS: dict[str, str] = {
     "and seed decide which elements each of them scales.",
     "MODEL-COPY": "A composition works on a copy of the model's modules that shares their weights.",
     "PLAN-MEMORY": "The composed weights alone, with two small buffers, need more memory than is allowed.",
+    "MODEL-NAME": "Models are named by open_clip's architecture names, by a directory or hub id with a "
+    "configuration, as timm:NAME, or as mini, the small model that comes with aniso.",
+    "MODEL-WEIGHTS": "The weights are not on this machine and could not be fetched, or none were named.",
+    "MODEL-TEXT": "Class weights are made from text, so they need a model with a text tower, or a classifier "
+    "with a head of its own.",
+    "MODEL-TOKENIZER": "The tokenizer's files are missing or belong to another model. A wrong one gives "
+    "class weights that look right and are not.",
+    "MODEL-CLASSES": "A classifier without a text tower knows only the classes it was trained for; they are "
+    "matched by name.",
+    "MODEL-LIBRARY": "The library that this kind of model needs is an optional extra of aniso.",
+    "DATA-CARD": "A task card is a small TOML file; a key that is not known is an error, so that a typing "
+    "mistake cannot pass for a setting.",
+    "DATA-CLASS": "Classes are matched by name, never by position: every name must be unique, every class "
+    "of a split must be one of the task's.",
+    "DATA-PROMPT": "A prompt has one pair of braces, where the class name goes.",
+    "DATA-SPLIT": "The task does not have that split or part.",
+    "DATA-SHOTS": "There are fewer pictures than were asked for.",
+    "DATA-EMPTY": "A folder without a single picture would become a class nobody can learn or be tested on.",
+    "DATA-LABEL": "Every picture has one label, and every label is one of the classes.",
+    "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",
+    "DATA-PATH": "A path in a list or a table leaves the directory it belongs to.",
+    "DATA-MISSING": "The data are not where they were looked for.",
+    "DATA-TAR": "Archives are read in place: only plain files with plain names are accepted in them.",
+    "DATA-HASH": "The files differ from the published ones, and their format could run code: they are not "
+    "opened.",
+    "IMAGE-READ": "The picture is damaged, empty or in a format that is not read. Pictures can be left out "
+    "with --on-bad-image skip; what was left out is said.",
+    "IMAGE-BOMB": "A small file that unpacks to an enormous picture is a known way to exhaust a machine.",
+    "LEARN-NONFINITE": "A loss or a feature became NaN or infinite.",
     "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",
     "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",

@@ -16,6 +16,7 @@ import aniso
 ROOT = Path(aniso.__file__).parent
 LEVELS = {
     "errors": 0,
+    "classes": 1,
     "weights": 1,
     "vectors": 2,
     "models": 3,

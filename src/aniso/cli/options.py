@@ -12,6 +12,9 @@ from aniso.errors import UsageError, printable
 if TYPE_CHECKING:
     import torch
 
+    from aniso.data.task import OnBadImage as OnBad
+    from aniso.vectors import Bank as BankType
+
 Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, or a hub id.")]
 Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory.")]
 Storage = Annotated[
@@ -32,9 +35,40 @@ Scheme = Annotated[
         "--scheme", help="Naming of the base: auto, hf-clip-vit, openclip-vit, openclip-visual, plain."
     ),
 ]
+TaskName = Annotated[str, typer.Argument(help="A known task, a directory of your own, or a card.toml.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="Where known data sets lie; $ANISO_DATA or ./data by default.")
+]
+SplitSeed = Annotated[int, typer.Option("--split-seed", help="Draws the splits a data set does not have.")]
+OnBadImage = Annotated[
+    str, typer.Option("--on-bad-image", help="error, skip, or the number that may be skipped.")
+]
 Activation = Annotated[
     str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
 ]
+
+
+def bad_images(text: str) -> OnBad:
+    """What to do about pictures that cannot be read."""
+    if text == "error":
+        return "error"
+    if text == "skip":
+        return "skip"
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(
+        "USAGE", f"'--on-bad-image {printable(text)}' means nothing", fix="error, skip, or a number"
+    )
+
+
+def open_bank(name: str) -> BankType:
+    """A bank by its directory, or one of those that come with the package by name."""
+    from aniso.models import mini_bank
+    from aniso.vectors import Bank
+
+    if not Path(name).exists() and name.split("-")[0] == "mini":
+        return Bank.open(mini_bank(name))
+    return Bank.open(name)
 
 
 def dtype(name: str | None) -> torch.dtype | None:

@@ -6,6 +6,6 @@ from aniso.compose.composition import Composition
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime
-from aniso.compose.tangent import Linearised
+from aniso.compose.tangent import Linearised, Tangent
 
-__all__ = ["Composition", "Partition", "Coefficients", "Baked", "Runtime", "Plan", "Linearised"]
+__all__ = ["Composition", "Partition", "Coefficients", "Baked", "Runtime", "Plan", "Linearised", "Tangent"]

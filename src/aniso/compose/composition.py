@@ -25,7 +25,7 @@ from aniso.compose.tangent import Linearised, linearised, run_tangent
 from aniso.errors import InputError, UsageError
 from aniso.vectors import Bank
 from aniso.vectors.block import tied_names
-from aniso.weights import TensorMap
+from aniso.weights import HasWeights, TensorMap, WeightSource
 from aniso.weights.directory import transformers_config
 from aniso.weights.files import Progress
 
@@ -111,6 +111,11 @@ class Composition(nn.Module):
         fitting = coefficients.for_bank(chosen, any_bank=any_bank)
         made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base, mesh=mesh)
         return made.load(fitting)
+
+    @property
+    def model(self) -> nn.Module:
+        """The copy of the model that runs here. Ask it what it is; run it through the composition."""
+        return self._model
 
     # coefficients
 
@@ -287,8 +292,10 @@ class Composition(nn.Module):
         return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
 
 
-def _source(model: nn.Module) -> TensorMap:
-    """A model's weights, with what its own configuration says, if it is one of Hugging Face's."""
+def _source(model: nn.Module) -> WeightSource:
+    """A model's weights, with what it says of itself, or its configuration if it is one of Hugging Face's."""
+    if isinstance(model, HasWeights):
+        return model.weight_source()
     said: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
     config = transformers_config(said)[0] if isinstance(said, dict) and said else None
     return TensorMap(model.state_dict(), type(model).__name__, config=config)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -29,6 +32,34 @@ class Linearised(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
+
+
+@final
+class Tangent(nn.Module):
+    """A linearised model to be trained: f(x; theta0) + J(x; theta0) tau, with tau as its parameters."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        """``names`` are the tensors that move, by the module's own names."""
+        super().__init__()
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self.names = tuple(names)
+        self.tau = nn.ParameterList(torch.zeros_like(tensors[name]) for name in names)
+        self.__dict__["_module"] = module  # theta0 is not trained, so it is no child
+        self.__dict__["_base"] = {name: tensors[name].detach() for name in names}
+
+    _module: nn.Module
+    _base: dict[str, Tensor]
+
+    def forward(self, *args: Any) -> Any:
+        with _differentiable_forward(), forward_ad.dual_level(), _Flat():
+            pairs = zip(self.names, self.tau, strict=True)
+            duals = {name: forward_ad.make_dual(self._base[name], tau) for name, tau in pairs}  # type: ignore[no-untyped-call]
+            return _mapped(torch.func.functional_call(self._module, duals, args), linearised)
+
+    def tuned(self) -> dict[str, Tensor]:
+        """theta0 + tau by name: the checkpoint whose difference to the base is the linearised task vector."""
+        pairs = zip(self.names, self.tau, strict=True)
+        return {name: self._base[name] + tau.detach() for name, tau in pairs}
 
 
 def run_tangent(
@@ -105,9 +136,19 @@ class _Flat(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@functools.cache
+def _load_rules() -> None:
+    """torch compiles some of its derivatives when first needed, with a way of its own that it warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
 @contextlib.contextmanager
 def _differentiable_forward() -> Iterator[None]:
     """Fused attention has no forward-mode derivative on every device, so the plain one is used."""
+    _load_rules()
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

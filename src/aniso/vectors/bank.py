@@ -21,6 +21,7 @@ from aniso.vectors.manifest import (
     MANIFEST,
     SCHEMA,
     VECTOR_FILE,
+    Fact,
     FileRecord,
     Manifest,
     manifest_error,
@@ -184,8 +185,23 @@ class Bank:
                 layout=self.layout.signature,
                 files=(record,),
                 vectors=tuple(self._vectors),
+                facts={name: dict(found) for name, found in self.facts.items() if found},
             )
             write_text(partial / MANIFEST, manifest.dump())
+        return Bank.open(path)
+
+    def annotate(self, facts: Mapping[str, Mapping[str, Fact]]) -> Bank:
+        """Write down what is known of vectors, a task's accuracies say, beside what was known before."""
+        path = self._require_path()
+        unknown = [name for name in facts if name not in self]
+        if unknown:
+            raise self._unknown(unknown)
+        with locked(path):
+            manifest = read_manifest(path)
+            merged = {**manifest.facts}
+            for name, found in facts.items():
+                merged[name] = {**merged.get(name, {}), **found}
+            write_text(path / MANIFEST, manifest.model_copy(update={"facts": merged}).dump(), overwrite=True)
         return Bank.open(path)
 
     def add(
@@ -250,6 +266,12 @@ class Bank:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._vectors)
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Fact]]:
+        """What is written down about each vector."""
+        known = self.manifest.facts if self.manifest is not None else {}
+        return {name: known.get(name, {}) for name in self}
 
     @property
     def storage(self) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.directory import read_json
@@ -27,6 +27,9 @@ class FileRecord(_Strict):
     nbytes: int
 
 
+Fact = str | int | float
+
+
 class Manifest(_Strict):
     """What ``manifest.json`` says."""
 
@@ -38,6 +41,8 @@ class Manifest(_Strict):
     files: tuple[FileRecord, ...]
     vectors: tuple[str, ...]
     """Names in the order of the table; each is in one of the files."""
+    facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
+    """What whoever made the bank wants known of its vectors: a task's accuracies, say."""
 
     def dump(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"

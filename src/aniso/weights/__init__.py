@@ -1,7 +1,7 @@
 """Named tensors on disk: read lazily without running anything, written atomically, hashed."""
 
 from aniso.weights.memory import TensorMap
-from aniso.weights.open import Ref, open_weights
+from aniso.weights.open import HasWeights, Ref, open_weights
 from aniso.weights.peft_lora import LoraUpdate, PeftAdapter
 from aniso.weights.safetensors import (
     SafetensorsFile,
@@ -14,6 +14,7 @@ from aniso.weights.source import PickleReport, Renamed, SourceInfo, TensorInfo, 
 __all__ = [
     "open_weights",
     "Ref",
+    "HasWeights",
     "WeightSource",
     "TensorInfo",
     "SourceInfo",

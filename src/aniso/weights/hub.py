@@ -11,8 +11,9 @@ from aniso.errors import InputError, printable
 
 _ID = re.compile(r"^(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
 _WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-_SAFE = ("*.safetensors", "*.json")
-_PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", "*.json")
+_SAFE = ("*.safetensors", "*.json", "merges.txt")
+_PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", "*.json", "merges.txt")
+_TABLES = ("*.parquet", "*.json")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,15 @@ def fetch(ref: str) -> Fetched:
     return Fetched(path, path.name)
 
 
-def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+def fetch_dataset(ref: str, into: Path) -> Path:
+    """The tables of a data set on the hub, copied into a directory."""
+    match = _ID.match(ref)
+    assert match is not None
+    return _snapshot(match["repo"], match["revision"], _TABLES, into)
+
+
+def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...], into: Path | None = None) -> Path:
+    """The files of a repository; with ``into``, of a data set's and in that directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.errors import HTTPError as HttpError  # type: ignore[attr-defined]
@@ -57,6 +66,8 @@ def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
                 revision=revision,
                 allow_patterns=list(patterns),
                 local_files_only=is_offline(),
+                repo_type="dataset" if into is not None else None,
+                local_dir=into,
             )
         )
     except LocalEntryNotFoundError:
@@ -65,7 +76,9 @@ def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
         raise InputError(
             "HUB-OFFLINE",
             f"'{pinned}' is not in the local cache and aniso is offline",
-            fix=f"hf download {repo}" + (f" --revision {revision}" if revision else ""),
+            fix=f"hf download {repo}"
+            + (" --repo-type dataset" if into is not None else "")
+            + (f" --revision {revision}" if revision else ""),
         ) from None
     except (HttpError, HFValidationError, OSError) as e:  # HfHubHTTPError is an OSError
         raise _not_delivered(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,7 +17,15 @@ from aniso.weights.peft_lora import PeftAdapter, is_adapter, is_factor
 from aniso.weights.single import open_file
 from aniso.weights.source import WeightSource
 
-Ref = str | Path | Mapping[str, Tensor] | WeightSource
+
+@runtime_checkable
+class HasWeights(Protocol):
+    """A model that can say what its weights are."""
+
+    def weight_source(self) -> WeightSource: ...
+
+
+Ref = str | Path | Mapping[str, Tensor] | WeightSource | HasWeights
 """What can be opened."""
 
 
@@ -24,11 +33,14 @@ def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
     """Open weights without reading them.
 
     ``ref`` is a file in any format (``FILE::entry`` for a part of a checkpoint), a model or adapter
-    directory, a hub id ``owner/name[@revision]``, or a state dict. ``tensors_only`` reads pickles that
-    would have called functions, which otherwise are refused; nothing is called in either case.
+    directory, a hub id ``owner/name[@revision]``, a state dict, or a model of ``load_model``.
+    ``tensors_only`` reads pickles that would have called functions, which otherwise are refused; nothing
+    is called in either case.
     """
     if isinstance(ref, WeightSource):
         return ref
+    if isinstance(ref, HasWeights):
+        return ref.weight_source()
     if isinstance(ref, Mapping):
         return TensorMap(ref)
     text, _, entry = str(ref).partition("::")

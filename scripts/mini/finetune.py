@@ -1,0 +1,85 @@
+"""Fine-tune the mini model on every task, and measure what came of it.
+
+    python scripts/mini/finetune.py --data MINI --out RUN [--linearised] [--tasks mnist svhn ...]
+
+For each task RUN gets TASK.safetensors, the tuned weights, and TASK.json with accuracies before and after.
+What is there already is skipped. Two calls with every other task each keep two cores busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from aniso.data import load_task
+from aniso.learn import Schedule, evaluate, finetune
+from aniso.models import load_model
+from aniso.weights import save_safetensors
+
+
+def tune(args: argparse.Namespace, name: str) -> None:
+    encoder = load_model(args.model)
+    task = load_task(args.data / name)
+    if task.train is None or task.test is None or task.val is None:
+        raise SystemExit(f"{name} has no train split")
+    schedule = Schedule(epochs=args.epochs, lr=args.lr, batch=args.batch)
+    begun = time.time()
+    tuned = finetune(
+        encoder,
+        task.train,
+        schedule,
+        linearised=args.linearised,
+        seed=args.seed,
+        told=lambda epoch, loss: print(
+            f"{name} epoch {epoch} loss {loss:.3f} {time.time() - begun:.0f} s", flush=True
+        ),
+    )
+    facts = {
+        "task": name,
+        "kind": "linearised" if args.linearised else "standard",
+        "epochs": schedule.epochs,
+        "lr": schedule.lr,
+        "batch": schedule.batch,
+        "zero_shot": evaluate(encoder, task.test).value,
+        "tuned": evaluate(tuned.model, task.test).value,
+        "zero_shot_val": evaluate(encoder, task.val).value,
+        "tuned_val": evaluate(tuned.model, task.val).value,
+        "train_loss": tuned.losses[-1],
+        "seconds": round(time.time() - begun),
+    }
+    blocks = {part.key for block in encoder.layout.blocks for part in block.parts}
+    state = {key: tuned.weights.read(key) for key in tuned.weights.tensors if key in blocks}
+    save_safetensors(args.out / f"{name}.safetensors", state, overwrite=True)
+    (args.out / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(f"{name}: {facts['zero_shot']:.1%} -> {facts['tuned']:.1%}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--tasks", nargs="*")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--batch", type=int, default=32, help="small, for many steps on few images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--linearised", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    cards = {path.parent.name: json.loads(path.read_text()) for path in sorted(args.data.glob("*/card.json"))}
+    for name in args.tasks or [name for name, card in cards.items() if card["counts"]["train"]]:
+        if not (args.out / f"{name}.json").exists():
+            tune(args, name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Run `aniso eval` for every cell of a spec, keep the records, and write the table.
+
+    python scripts/mini/measure.py experiments/mini/spec.yaml --data MINI
+
+Records go to `records/` beside the spec, and `table.md` is made from them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from ruamel.yaml import YAML
+
+from aniso.cli import main as aniso
+
+
+def command(spec: dict[str, Any], column: dict[str, Any], task: str, args: argparse.Namespace) -> list[str]:
+    words = ["eval", spec["model"], "--task", str(args.data / task), "--split", spec["split"]]
+    if "bank" in column:
+        words += ["--bank", column["bank"], "--vector", task]
+    if column.get("linearised"):
+        words.append("--linearised")
+    return [*words, "--record", str(args.records), "--overwrite"]
+
+
+def record_of(column: dict[str, Any], task: str, spec: dict[str, Any], records: Path) -> Path:
+    kind = "linearised-" if column.get("linearised") else ""
+    what = f"with-{kind}vector-{task}" if "bank" in column else "zero-shot"
+    return records / f"{task}-{spec['split']}-{what}.json"
+
+
+def table(spec: dict[str, Any], records: Path) -> str:
+    """Accuracies in per cent with their 95 % intervals; means over the tasks, the control left out."""
+    columns = list(spec["columns"])
+    lines = [f"| task | classes | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    sums = dict.fromkeys(columns, 0.0)
+    for task in [*spec["tasks"], spec["control"]]:
+        cells, classes = [], 0
+        for name, column in spec["columns"].items():
+            path = record_of(column, task, spec, records)
+            if not path.exists():
+                cells.append("")
+                continue
+            found = json.loads(path.read_text())
+            low, high = found["interval"]
+            classes = found["classes"]
+            cells.append(f"{found['accuracy']:.1%} ({low:.1%} to {high:.1%})")
+            if task != spec["control"]:
+                sums[name] += found["accuracy"]
+        title = f"{task} (control)" if task == spec["control"] else task
+        lines.append(f"| {title} | {classes} | {' | '.join(cells)} |")
+    means = " | ".join(f"{total / len(spec['tasks']):.1%}" for total in sums.values())
+    lines.append(f"| mean of {len(spec['tasks'])} tasks | | {means} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.records = args.spec.parent / "records"
+    spec = YAML(typ="safe").load(args.spec.read_text())
+    for column in spec["columns"].values():
+        for task in [*spec["tasks"], *([] if "bank" in column else [spec["control"]])]:
+            if not record_of(column, task, spec, args.records).exists():
+                code = aniso(command(spec, column, task, args))
+                if code:
+                    raise SystemExit(code)
+    (args.spec.parent / "table.md").write_text(table(spec, args.records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""aniso task: what the data are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aniso.cli import options, show
+from aniso.errors import InputError
+
+if TYPE_CHECKING:
+    from aniso.data import Labelled, Task
+
+app = typer.Typer(no_args_is_help=True, help="Look at tasks: known ones, and folders of your own.")
+
+
+@app.command()
+def ls(json: show.Json = False) -> None:
+    """List the tasks that are known by name."""
+    from aniso.data.card import known_card, known_tasks
+
+    cards = {name: known_card(name) for name in known_tasks()}
+    if json:
+        show.as_json({name: _card(card) for name, card in cards.items()})
+        return
+    show.table(
+        ("task", "title", "classes", "prompts", "read by", "licence"),
+        [
+            (name, card.title, len(card.classes), len(card.prompts), card.kind, card.licence)
+            for name, card in cards.items()
+        ],
+    )
+
+
+@app.command("show")
+def show_task(
+    task: options.TaskName,
+    data: options.DataRoot = None,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", help="Write a sheet of sample pictures: FILE.png.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split to take sample pictures from.")] = "train",
+    seed: options.SplitSeed = 0,
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Show a task's splits, classes and prompts; nothing is decoded unless pictures are asked for."""
+    from aniso.data import load_task
+
+    found = load_task(task, data, seed=seed)
+    if pictures is not None:
+        _write_sheet(found.split(split), pictures, overwrite)
+    if json:
+        show.as_json(_task(found))
+        return
+    show.notes(found.notes)
+    _print(found)
+    if pictures is not None:
+        show.line(f"sample pictures of {found.name} {split}: {pictures}")
+
+
+@app.command()
+def check(
+    task: options.TaskName,
+    data: options.DataRoot = None,
+    seed: options.SplitSeed = 0,
+    json: show.Json = False,
+) -> None:
+    """Decode every picture, and look for pictures that are in two splits."""
+    from aniso.data import load_task
+    from aniso.data.audit import audit
+
+    found = load_task(task, data, seed=seed)
+    with show.telling() as told:
+        result = audit(found, told)
+    if json:
+        show.as_json({**_task(found), **result.as_dict()})
+    else:
+        show.notes(found.notes)
+        _print(found)
+        show.table(("split", "pictures", "unreadable", "kinds"), result.rows())
+        show.notes(result.warnings())
+    if result.unreadable:
+        raise InputError(
+            "IMAGE-READ",
+            f"{len(result.unreadable)} pictures of {found.name} cannot be read",
+            found=result.unreadable[:10],
+            fix="replace them, or leave them out with --on-bad-image skip",
+        )
+
+
+@app.command()
+def fetch(
+    task: Annotated[str, typer.Argument(help="A known task, or a data set's hub id: owner/name.")],
+    data: options.DataRoot = None,
+    json: show.Json = False,
+) -> None:
+    """Download data with torchvision's or the hub's own downloader, or say where to get them."""
+    from aniso.data.fetch import fetch_task
+    from aniso.data.task import data_root
+
+    root = data_root(data)
+    loaded_by = fetch_task(task, root)
+    if json:
+        show.as_json({"task": loaded_by, "root": str(root)})
+        return
+    show.line(f"fetched; look at it with: aniso task show {loaded_by} --data {root}")
+
+
+def _write_sheet(split: Labelled, path: Path, overwrite: bool) -> None:
+    import io
+
+    from aniso.data.sheet import contact_sheet
+    from aniso.weights.atomic import atomic_file
+
+    buffer = io.BytesIO()
+    contact_sheet(split).save(buffer, "PNG")
+    with atomic_file(path, overwrite=overwrite) as out:
+        out.stream.write(buffer.getvalue())
+
+
+def _print(task: Task) -> None:
+    rows = []
+    for role, split in task.splits.items():
+        counts = list(split.counts.values())
+        rows.append((role, len(split), sum(n > 0 for n in counts), min(counts), max(counts)))
+    show.table(("split", "pictures", "classes", "fewest", "most"), rows, title=task.card.title or task.name)
+    names = ", ".join(task.classes.names[:12]) + (" …" if len(task.classes) > 12 else "")
+    show.line(f"{len(task.classes)} classes: {names}")
+    show.line(f"{len(task.classes.prompts)} prompts: {' | '.join(task.classes.prompts[:3])}")
+    if task.card.notes:
+        show.line(task.card.notes)
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        **_card(task.card),
+        "classes": list(task.classes.names),
+        "prompts": list(task.classes.prompts),
+        "splits": {
+            role: {"pictures": len(split), "manifest": split.manifest, "counts": split.counts}
+            for role, split in task.splits.items()
+        },
+        "reading": list(task.notes),
+    }
+
+
+def _card(card: Any) -> dict[str, Any]:
+    return {
+        "title": card.title,
+        "classes": len(card.classes),
+        "prompts": len(card.prompts),
+        "reader": card.kind,
+        "licence": card.licence,
+        "homepage": card.homepage,
+        "metric": card.metric,
+        "notes": card.notes,
+    }

@@ -1,0 +1,8 @@
+"""Tasks: classes, prompts and splits; pictures as batches."""
+
+from aniso.classes import ClassList
+from aniso.data.batches import Batch, Batches
+from aniso.data.splits import Labelled, Split, Unlabelled
+from aniso.data.task import Task, load_task
+
+__all__ = ["load_task", "Task", "Labelled", "Unlabelled", "Split", "ClassList", "Batches", "Batch"]

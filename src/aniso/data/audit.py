@@ -1,0 +1,94 @@
+"""A full look at a task: every picture decoded, every pair of splits compared."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from PIL import Image
+
+from aniso.data.decode import FORMATS, decode
+from aniso.data.splits import Labelled
+from aniso.data.task import Task
+from aniso.errors import AnisoError
+
+Told = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found."""
+
+    kinds: dict[str, Counter[str]]
+    """For every split: format, mode and size of its pictures, counted."""
+    unreadable: list[str]
+    by_split: dict[str, int]
+    shared: dict[tuple[str, str], int]
+    """For pairs of splits: how many pictures are the same to the byte."""
+
+    def rows(self) -> list[tuple[object, ...]]:
+        return [
+            (
+                role,
+                sum(kinds.values()) + self.by_split[role],
+                self.by_split[role],
+                ", ".join(f"{n:,} {kind}" for kind, n in kinds.most_common(3))
+                + (" …" if len(kinds) > 3 else ""),
+            )
+            for role, kinds in self.kinds.items()
+        ]
+
+    def warnings(self) -> list[str]:
+        return [
+            f"warning: {count} pictures are in both {a} and {b}, to the byte"
+            for (a, b), count in self.shared.items()
+            if count
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kinds": {role: dict(kinds) for role, kinds in self.kinds.items()},
+            "unreadable": self.unreadable,
+            "shared": [{"splits": list(pair), "pictures": count} for pair, count in self.shared.items()],
+        }
+
+
+def audit(task: Task, told: Told | None = None) -> Audit:
+    kinds, contents, bad, by_split = {}, {}, [], {}
+    for role, split in task.splits.items():
+        kinds[role], contents[role], wrong = _look(split, told)
+        by_split[role] = len(wrong)
+        bad += wrong
+    shared = {(a, b): len(contents[a] & contents[b]) for a, b in combinations(contents, 2)}
+    return Audit(kinds, bad, by_split, shared)
+
+
+def _look(split: Labelled, told: Told | None) -> tuple[Counter[str], set[bytes], list[str]]:
+    kinds: Counter[str] = Counter()
+    contents, bad = set(), []
+    for i in range(len(split)):
+        try:
+            data = split.images.content(i)
+            contents.add(hashlib.sha256(data).digest())
+            kinds[_kind(split, i, data)] += 1
+        except AnisoError as e:
+            bad.append(e.message)
+        if told:
+            told(f"looking at {split.name}", i + 1, len(split))
+    return kinds, contents, bad
+
+
+def _kind(split: Labelled, index: int, data: bytes) -> str:
+    """Decodes the picture the way it will be used, and says what it was on disk."""
+    picture = split.picture(index)
+    try:
+        raw = Image.open(io.BytesIO(data), formats=FORMATS)
+    except OSError:  # pixels that are kept without a format
+        return f"RGB {picture.width}x{picture.height}"
+    decode(data, split.images.label(index))
+    return f"{raw.format} {raw.mode} {raw.width}x{raw.height}"

@@ -1,0 +1,124 @@
+"""A split's pictures as batches of tensors: the same whatever the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from aniso.data import draw
+from aniso.data.splits import Labelled, Split
+
+
+class View(Protocol):
+    """How a picture becomes a model's input; what is random in it comes from the generator alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
+        """Eight bits, 3 x height x width."""
+        ...
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        """A stack of such pictures as the model takes them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some pictures, once for every view that was asked for."""
+
+    views: tuple[Tensor, ...]
+    labels: Tensor | None
+    """None for an unlabelled split, always."""
+    indices: tuple[int, ...]
+    """Places in the split."""
+
+    @property
+    def images(self) -> Tensor:
+        return self.views[0]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@final
+class Batches:
+    """One pass over a split. Views are drawn by (seed, epoch, picture, view), the order without the view."""
+
+    def __init__(
+        self,
+        split: Split,
+        *views: View,
+        size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        epoch: int = 0,
+        workers: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """``order`` gives the places to visit, in that order; with ``shuffle`` all are visited, at random."""
+        self.split = split
+        self.views = views
+        self.size = size
+        self.workers = workers
+        self.order = list(order) if order is not None else _order(split, shuffle, seed, epoch)
+        self._pictures = _Pictures(split, views, seed, epoch)
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        groups = [self.order[i : i + self.size] for i in range(0, len(self.order), self.size)]
+        loader = DataLoader(
+            self._pictures,
+            batch_sampler=groups,
+            num_workers=self.workers,
+            collate_fn=_stacked,
+            generator=torch.Generator(),  # else it would draw from the global one
+            prefetch_factor=4 if self.workers else None,
+        )
+        labels = torch.tensor(self.split.labels) if isinstance(self.split, Labelled) else None
+        for group, stacks in zip(groups, loader, strict=True):
+            # eight bits cross from worker to here, a quarter of the bytes
+            views = tuple(view.finish(stack) for view, stack in zip(self.views, stacks, strict=True))
+            yield Batch(views, labels[group] if labels is not None else None, tuple(group))
+
+
+@final
+class _Pictures(Dataset[tuple[Tensor, ...]]):
+    """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
+
+    def __init__(self, split: Split, views: tuple[View, ...], seed: int, epoch: int) -> None:
+        self._images = split.images
+        self._keys = split.keys
+        self._views = views
+        self._words = (seed, epoch)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        picture = self._images.picture(index)
+        return tuple(view(picture, self._generator(index, view, n)) for n, view in enumerate(self._views))
+
+    def _generator(self, index: int, view: View, n: int) -> torch.Generator:
+        seed = draw.number(*self._words, self._keys[index], view.name, n)
+        return torch.Generator().manual_seed(seed)
+
+
+def _stacked(samples: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(views) for views in zip(*samples, strict=True))
+
+
+def _order(split: Split, shuffle: bool, seed: int, epoch: int) -> list[int]:
+    if not shuffle:
+        return list(range(len(split)))
+    keys: Any = split.keys
+    return draw.shuffled([str(key) for key in keys], "order", seed, epoch)

@@ -1,0 +1,103 @@
+"""Task cards: what a data set is called, how to read and split it, and how to speak of its classes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aniso.classes import DEFAULT_PROMPTS
+from aniso.errors import InputError, printable
+
+_LARGEST = 4 << 20
+
+
+class Carve(BaseModel):
+    """A split that is cut out of the training images."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    most: Annotated[int, Field(gt=0)] | None = None
+    per_class: Annotated[int, Field(gt=0)] | None = None
+
+
+class SplitRules(BaseModel):
+    """Where each split comes from: a part of the data set, several joined, or a piece of train."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    train: str | tuple[str, ...] | None = None
+    val: str | Carve | None = None
+    test: str | Carve | None = None
+
+
+class Card(BaseModel):
+    """A task as its TOML file states it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str = ""
+    homepage: str = ""
+    licence: str = ""
+    metric: str = "accuracy"
+    notes: str = ""
+    epochs: int | None = None
+    prompts: tuple[str, ...] = DEFAULT_PROMPTS
+    reader: dict[str, Any] = Field(default_factory=dict)
+    splits: SplitRules | None = None
+    classes: dict[str, str] = Field(default_factory=dict)
+
+    @cached_property
+    def kind(self) -> str:
+        return str(self.reader.get("kind", ""))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.reader.items() if name not in ("kind", "fetch")}
+
+
+def read_card(path: Path) -> Card:
+    """A card from a TOML file; a key nobody knows is an error, not a comment."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise _bad(path, f"{path.stat().st_size:,} bytes", "a small text file")
+        return Card.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise _bad(path, printable(e), "TOML") from None
+    except OSError as e:
+        raise _bad(path, e.strerror or str(e), "a readable file") from None
+    except ValidationError as e:
+        first = max(e.errors(), key=lambda found: len(found["loc"]))  # the most exact of them
+        place = ".".join(str(word) for word in first["loc"])
+        raise _bad(path, f"{place}: {first['msg']}", ", ".join(Card.model_fields)) from None
+
+
+def known_tasks() -> tuple[str, ...]:
+    """Names of the cards that come with the package."""
+    return tuple(
+        sorted(p.name.removesuffix(".toml") for p in _catalogue().iterdir() if p.name.endswith(".toml"))
+    )
+
+
+def known_card(name: str) -> Card:
+    return read_card(Path(str(_catalogue() / f"{name}.toml")))
+
+
+def _catalogue() -> Any:
+    return resources.files("aniso.data") / "catalogue"
+
+
+def _bad(path: Path, found: str, expected: str) -> InputError:
+    return InputError(
+        "DATA-CARD",
+        f"'{printable(path)}' is no task card",
+        found=found,
+        expected=expected,
+        fix="see docs/howto/tasks.md for what a card may say",
+    )

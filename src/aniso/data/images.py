@@ -1,0 +1,151 @@
+"""Pictures on disk, in memory, in tables and archives: read one at a time, and ignorant of their labels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+from PIL import Image
+
+from aniso.data.decode import decode
+from aniso.errors import InputError, printable
+
+Box = tuple[int, int, int, int]
+
+
+class Images(ABC):
+    """A sequence of pictures. Nothing in it says what they show, so that unlabelled means unlabelled."""
+
+    @property
+    @abstractmethod
+    def ids(self) -> Sequence[str]:
+        """A name for every picture, unique and the same on every machine."""
+
+    @abstractmethod
+    def content(self, index: int) -> bytes:
+        """What the picture's identity is taken from: its encoded bytes."""
+
+    def picture(self, index: int) -> Image.Image:
+        """Decoded, as RGB."""
+        return decode(self.content(index), self.label(index))
+
+    def label(self, index: int) -> str:
+        """What messages call the picture."""
+        return self.ids[index]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@final
+class FileImages(Images):
+    """One file per picture, by paths below a root."""
+
+    def __init__(self, root: Path, paths: Sequence[str]) -> None:
+        self._root = root
+        self._paths = tuple(paths)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._paths
+
+    def label(self, index: int) -> str:
+        return str(self._root / self._paths[index])
+
+    def content(self, index: int) -> bytes:
+        path = self._root / self._paths[index]
+        try:
+            if not path.is_file():  # a pipe or a device could block for ever
+                raise OSError("not a regular file" if path.exists() else "no such file")
+            return path.read_bytes()
+        except OSError as e:
+            raise InputError(
+                "IMAGE-READ",
+                f"'{printable(path)}' cannot be read",
+                reason=e.strerror or str(e),
+                fix=f"ls -l '{printable(path)}'",
+            ) from None
+
+
+@final
+class ArrayImages(Images):
+    """Pictures that lie decoded in one array: N x height x width (x 3), eight bits."""
+
+    def __init__(self, pixels: Any, prefix: str) -> None:
+        self._pixels = pixels
+        self._ids = tuple(f"{prefix}/{i}" for i in range(len(pixels)))
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def content(self, index: int) -> bytes:
+        return bytes(self._pixels[index].tobytes())
+
+    def picture(self, index: int) -> Image.Image:
+        return Image.fromarray(self._pixels[index]).convert("RGB")
+
+
+@final
+class CroppedImages(Images):
+    """Rectangles of other pictures: objects in a photograph."""
+
+    def __init__(self, images: Images, boxes: Sequence[Box], ids: Sequence[str]) -> None:
+        """``boxes`` are left, top, right, bottom, one for each of ``images``."""
+        self._images = images
+        self._boxes = tuple(boxes)
+        self._ids = tuple(ids)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def label(self, index: int) -> str:
+        return f"{self._images.label(index)} {self._boxes[index]}"
+
+    def content(self, index: int) -> bytes:
+        return repr(self._boxes[index]).encode() + self._images.content(index)
+
+    def picture(self, index: int) -> Image.Image:
+        whole = self._images.picture(index)
+        left, top, right, bottom = self._boxes[index]
+        # beyond the edge Pillow would make up black pixels, as many as the box says
+        left, top = max(left, 0), max(top, 0)
+        right, bottom = min(right, whole.width), min(bottom, whole.height)
+        if left >= right or top >= bottom:
+            raise InputError(
+                "IMAGE-READ",
+                f"'{printable(self.label(index))}' lies outside of its picture",
+                found=f"{whole.width} x {whole.height} pixels",
+                fix="replace the file, or leave it out with --on-bad-image skip",
+            )
+        return whole.crop((left, top, right, bottom))
+
+
+@final
+class ChosenImages(Images):
+    """Some of other images, in some order; nothing is copied."""
+
+    def __init__(self, images: Sequence[Images], chosen: Sequence[tuple[int, int]]) -> None:
+        """``chosen`` are pairs: which of ``images``, and which picture of it."""
+        self._images = tuple(images)
+        self._chosen = tuple(chosen)
+        self._ids = tuple(images[which].ids[index] for which, index in chosen)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def label(self, index: int) -> str:
+        which, inner = self._chosen[index]
+        return self._images[which].label(inner)
+
+    def content(self, index: int) -> bytes:
+        which, inner = self._chosen[index]
+        return self._images[which].content(inner)
+
+    def picture(self, index: int) -> Image.Image:
+        which, inner = self._chosen[index]
+        return self._images[which].picture(inner)

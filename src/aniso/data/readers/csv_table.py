@@ -1,0 +1,209 @@
+"""A table of paths and labels as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aniso.data.images import FileImages
+from aniso.data.part import Part, Reading
+from aniso.data.readers import settings as given
+from aniso.data.readers.below import Below
+from aniso.data.readers.labels import Column, by_text, once
+from aniso.data.readers.naming import first_few, in_order, is_hidden, known_part, some
+from aniso.data.readers.texts import beside, read_text
+from aniso.errors import AnisoError, InputError, printable
+
+_PATHS = ("path", "file", "filename", "image", "filepath", "file_name")
+_LABELS = ("label", "class", "target", "category")
+_SUFFIXES = (".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class _Row:
+    path: str
+    label: str
+    part: str
+    where: str
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which column is which."""
+
+    path: int
+    label: int
+    split: int | None
+    unused: tuple[str, ...]
+    delimiter: str
+
+
+def read(root: Path, settings: Mapping[str, Any]) -> Reading:
+    """Paths are relative to the table's directory and must stay below it."""
+    given.require_known(settings, "path", "label", "split", "parts")
+    files, notes = _tables(root)
+    rows: list[_Row] = []
+    for part, file in files.items():
+        found, columns = _rows(file, part, settings)
+        rows += found
+        if columns.unused:
+            notes.append(f"columns of {printable(file.name)} that were not used: {some(columns.unused)}")
+    grouped, left_out = given.asked_parts(_by_part(rows), settings)
+    base = root if root.is_dir() else root.parent
+    return _reading(base, grouped, [*notes, *left_out])
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's first line names a column of paths and one of labels."""
+    if path.suffix.lower() not in _SUFFIXES:
+        return False
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as f:
+            return _columns(path, f.readline(1 << 16), {}) is not None
+    except (OSError, UnicodeDecodeError, AnisoError):
+        return False
+
+
+def tables_in(root: Path) -> list[Path]:
+    """The tables in a directory."""
+    names = sorted(p for p in root.iterdir() if p.suffix.lower() in _SUFFIXES and not is_hidden(p.name))
+    return [path for path in names if path.is_file()]
+
+
+def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The table of each part."""
+    if not root.is_dir():
+        return {known_part(root.stem) or "all": root}, []
+    found = tables_in(root)
+    usual = {part: path for path in found if (part := known_part(path.stem))}
+    if usual:
+        rest = [path.name for path in found if path not in usual.values()]
+        return usual, [f"tables that are no part were ignored: {some(rest)}"] if rest else []
+    if len(found) != 1:
+        raise InputError(
+            "DATA-FORMAT",
+            f"'{printable(root)}' does not say which table to read",
+            found=some(path.name for path in found) or "no .csv or .tsv file",
+            expected="train.csv, val.csv and test.csv, or a single table",
+            fix="name the table itself",
+        )
+    return {"all": found[0]}, []
+
+
+# rows
+
+
+def _rows(file: Path, part: str, settings: Mapping[str, Any]) -> tuple[list[_Row], _Columns]:
+    content = read_text(file)
+    header = next(iter(content[: 1 << 16].splitlines()), "")
+    columns = _columns(file, header, settings)
+    if columns is None:
+        raise _no_columns(file, header)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=columns.delimiter, strict=True)
+    label = printable(file)
+    try:
+        width = len(next(reader))
+        lines = [(cells, f"{label} line {reader.line_num}") for cells in reader if cells]
+    except csv.Error as e:
+        raise _malformed(file, [f"line {reader.line_num}: {printable(e)}"]) from None
+    wrong = [f"{where}: {len(cells)} cells, not {width}" for cells, where in lines if len(cells) != width]
+    if wrong:
+        raise _malformed(file, wrong)
+    if not lines:
+        raise InputError("DATA-EMPTY", f"'{label}' has no rows", fix="add a line for every picture")
+    rows = [_row(cells, where, columns, part) for cells, where in lines]
+    unsaid = [row.where for row in rows if not row.part]
+    if unsaid:
+        raise _malformed(file, [f"{where}: no split" for where in unsaid])
+    return rows, columns
+
+
+def _row(cells: Sequence[str], where: str, columns: _Columns, part: str) -> _Row:
+    if columns.split is not None:
+        said = cells[columns.split].strip()
+        part = known_part(said) or said
+    return _Row(cells[columns.path].strip(), cells[columns.label].strip(), part, where)
+
+
+def _columns(file: Path, header: str, settings: Mapping[str, Any]) -> _Columns | None:
+    for delimiter in ("\t",) if file.suffix.lower() == ".tsv" else (",", ";", "\t"):
+        try:
+            cells = next(csv.reader([header], delimiter=delimiter), [])
+        except csv.Error:
+            continue
+        names = [cell.strip() for cell in cells]
+        path = _find(names, settings, "path", _PATHS)
+        label = _find(names, settings, "label", _LABELS)
+        split = _find(names, settings, "split", ("split",))
+        if (
+            path is not None
+            and label is not None
+            and path != label
+            and (split is not None) >= ("split" in settings)
+        ):
+            unused = tuple(name for i, name in enumerate(names) if i not in (path, label, split))
+            return _Columns(path, label, split, unused, delimiter)
+    return None
+
+
+def _find(names: Sequence[str], settings: Mapping[str, Any], key: str, usual: Sequence[str]) -> int | None:
+    if key in settings:
+        asked = given.text(settings, key)
+        return names.index(asked) if asked in names else None
+    lower = [name.lower() for name in names]
+    return next((lower.index(name) for name in usual if name in lower), None)
+
+
+def _by_part(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
+    found: dict[str, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row.part, []).append(row)
+    return in_order(found)
+
+
+def _reading(base: Path, parts: Mapping[str, list[_Row]], notes: list[str]) -> Reading:
+    below = Below(base)
+    paths: dict[str, list[str]] = {}
+    columns: dict[str, Column] = {}
+    for part, rows in parts.items():
+        named = [below.name(row.path, row.where) for row in rows]
+        kept = once(named, [row.label for row in rows], lambda i, rows=rows: rows[i].where)  # type: ignore[misc]
+        if len(kept) < len(rows):
+            notes.append(f"{part}: {len(rows) - len(kept):,} lines ignored, for they repeat another")
+        paths[part] = [named[i] for i in kept]
+        columns[part] = _column([rows[i] for i in kept])
+        below.require(paths[part], columns[part].where)
+    said = beside(base)
+    classes, codes = by_text(columns, said.classes)
+    found = {part: Part(FileImages(base, paths[part]), classes, codes[part]) for part in parts}
+    return Reading(found, tuple(notes), prompts=said.prompts)
+
+
+def _column(rows: Sequence[_Row]) -> Column:
+    return Column([row.label for row in rows], lambda i: rows[i].where)
+
+
+# errors
+
+
+def _no_columns(file: Path, header: str) -> InputError:
+    return InputError(
+        "DATA-FORMAT",
+        f"'{printable(file)}' does not say where the pictures and their labels are",
+        found=printable(header.strip()) or "an empty line",
+        expected=f"a first line with a column of {', '.join(_PATHS)} and one of {', '.join(_LABELS)}",
+        fix="name the columns in the first line, or in the task's card",
+    )
+
+
+def _malformed(file: Path, wrong: list[str]) -> InputError:
+    return InputError(
+        "DATA-FORMAT",
+        f"'{printable(file)}' has {len(wrong):,} lines that cannot be read",
+        found=first_few(wrong),
+        fix="correct these lines",
+    )

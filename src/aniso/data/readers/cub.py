@@ -1,0 +1,58 @@
+"""Caltech-UCSD Birds: four tables that share a number for every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aniso.data.part import Reading
+from aniso.data.readers import settings as given
+from aniso.data.readers.below import Below, relative
+from aniso.data.readers.lists import Listed, reading
+from aniso.data.readers.naming import first_few
+from aniso.data.readers.texts import distinct, read_lines
+from aniso.errors import InputError, printable
+
+_PARTS = {"1": "train", "0": "test"}
+
+
+def read(root: Path, settings: Mapping[str, Any]) -> Reading:
+    """``images`` is the folder that holds images.txt and, in ``images``, the pictures."""
+    given.require_known(settings, "images")
+    folder = relative(given.text(settings, "images", "CUB_200_2011"), "images")
+    base = root / folder
+    classes = _table(base / "classes.txt")
+    paths = _table(base / "images.txt")
+    labels = _table(base / "image_class_labels.txt", paths, classes)
+    parts = _table(base / "train_test_split.txt", paths, _PARTS)
+    below = Below(root, relative(f"{folder}/images", "images"))
+    rows: dict[str, list[Listed]] = {"train": [], "test": []}
+    for number, path in paths.items():
+        where = f"images.txt number {number}"
+        rows[_PARTS[parts[number]]].append((below.name(path, where), classes[labels[number]], where))
+    return reading(root, below, rows, distinct(tuple(classes.values()), base / "classes.txt"))
+
+
+def _table(
+    file: Path, keys: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Lines "number value"; with the numbers there must be, and the values there may be."""
+    lines = [(*line.partition(" ")[::2], where) for line, where in read_lines(file)]
+    table = {key: value.strip() for key, value, _ in lines}
+    wrong = [
+        where
+        for _, value, where in lines
+        if not value or (values is not None and value.strip() not in values)
+    ]
+    wrong += [f"{key} comes twice" for key in table if len(table) < len(lines)][:1]
+    if keys is not None:
+        wrong += [f"{key} is missing or too many" for key in sorted(keys.keys() ^ table.keys())]
+    if wrong:
+        raise InputError(
+            "DATA-FORMAT",
+            f"'{printable(file)}' does not fit the other tables of the data set",
+            found=first_few(wrong),
+            fix="unpack the data set again",
+        )
+    return table

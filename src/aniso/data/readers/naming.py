@@ -1,0 +1,83 @@
+"""Names on disk: which file is a picture, which name is a part, and in what order people count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from aniso.errors import printable
+
+PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+"""Suffixes of picture files; what is inside is decided when a picture is decoded."""
+
+_PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+_JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+_DIGITS = re.compile("([0-9]+)")
+_SHOWN = 5
+
+T = TypeVar("T")
+
+
+def suffix(name: str) -> str:
+    """What follows the last dot, in lower case and without the dot."""
+    stem, dot, last = name.rpartition(".")
+    return last.lower() if dot and stem else ""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether an operating system or an editor left it there, and not a person."""
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def known_part(name: str) -> str | None:
+    """``train``, ``val`` or ``test`` for the ways these are written."""
+    return _PARTS.get(name.strip().lower())
+
+
+def part_of_file(name: str) -> str:
+    """The part a shard belongs to: ``train-00000-of-00002.parquet`` to train, ``pool.parquet`` to pool."""
+    known = known_part(re.split(r"[-_.]", name, maxsplit=1)[0])
+    if known:
+        return known
+    prefix = re.split(r"[-.]", name, maxsplit=1)[0]
+    return re.sub(r"(^|_)[0-9]+$", "", prefix) or "all"
+
+
+def natural(name: str) -> tuple[object, ...]:
+    """A key that sorts "2" before "10"."""
+    # numbers are compared as (length, digits): int() refuses more than 4300 digits
+    pieces = [_number(piece) if i % 2 else piece for i, piece in enumerate(_DIGITS.split(name))]
+    return tuple(pieces), name
+
+
+def _number(digits: str) -> tuple[int, str]:
+    plain = digits.lstrip("0")
+    return len(plain), plain
+
+
+def in_order(parts: Mapping[str, T]) -> dict[str, T]:
+    """Train, val, test, then the others."""
+    usual = [name for name in ("train", "val", "test") if name in parts]
+    return {name: parts[name] for name in [*usual, *sorted(parts.keys() - set(usual), key=natural)]}
+
+
+def some(names: Iterable[object]) -> str:
+    """The first few of many names, and how many there are."""
+    listed = list(names)
+    shown = ", ".join(printable(name, 80) for name in listed[:_SHOWN])
+    return shown if len(listed) <= _SHOWN else f"{shown} … ({len(listed):,} in all)"
+
+
+def first_few(lines: Sequence[object]) -> list[str]:
+    """The same as lines of an error."""
+    rest = [f"… {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return [printable(line, 400) for line in lines[:_SHOWN]] + rest

@@ -1,0 +1,62 @@
+"""Data sets that lie in a few large files, one or more for each part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from aniso.data.readers.naming import in_order, is_hidden, known_part, natural, part_of_file, some
+from aniso.errors import InputError, printable
+
+
+def shards(root: Path, *suffixes: str) -> dict[str, list[Path]]:
+    """The files of each part: in ``root`` or ``root/data`` by name, or by folder in ``root/train`` ..."""
+    if not root.is_dir():
+        if not root.is_file():  # a pipe could block for ever
+            raise InputError(
+                "DATA-MISSING",
+                f"'{printable(root)}' is not there, or no regular file",
+                fix=f"ls -l '{printable(root)}'",
+            )
+        return {known_part(part_of_file(root.name)) or "all": [root]}
+    found: dict[str, list[Path]] = {}
+    for folder, part in _folders(root):
+        for path in _files(folder, suffixes):
+            found.setdefault(part or part_of_file(path.name), []).append(path)
+    ordered = {part: sorted(paths, key=lambda p: natural(str(p))) for part, paths in found.items()}
+    return in_order(ordered)
+
+
+def require_filled(root: Path, counts: Mapping[str, int]) -> None:
+    """An error if there is no part, or one without pictures."""
+    empty = [part for part, count in counts.items() if not count]
+    if empty or not counts:
+        raise InputError(
+            "DATA-EMPTY",
+            f"'{printable(root)}' has no pictures" + (f" for {some(empty)}" if empty else ""),
+            found=some(f"{part}: {count:,}" for part, count in counts.items()) or "no file of this kind",
+            fix=f"complete or remove these parts: ls '{printable(root)}'",
+        )
+
+
+def _folders(root: Path) -> list[tuple[Path, str | None]]:
+    parts = [(root / name, known_part(name)) for name in _names(root) if known_part(name)]
+    return [(root, None), (root / "data", None), *((path, part) for path, part in parts if path.is_dir())]
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    names = [name for name in _names(folder) if name.lower().endswith(suffixes) and not is_hidden(name)]
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208 - names are enough
+    except OSError as e:
+        raise InputError(
+            "DATA-FORMAT",
+            f"'{printable(folder)}' cannot be listed",
+            reason=e.strerror,
+            fix=f"ls -ld '{printable(folder)}'",
+        ) from None

@@ -1,0 +1,107 @@
+"""Small text files beside pictures: bounded, regular, UTF-8; lists of classes among them."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aniso.data.readers.naming import some
+from aniso.errors import InputError, printable
+from aniso.weights.jsontext import JsonError, parse_object
+
+_LARGEST = 512 << 20  # a list of ten million pictures
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a data set's author says of its classes in a file next to the pictures."""
+
+    classes: tuple[str, ...] | None = None
+    prompts: tuple[str, ...] = ()
+
+
+def read_bytes(path: Path, largest: int = _LARGEST) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe could block for ever
+            raise _unreadable(path, "not a regular file", "a text file")
+        if status.st_size > largest:
+            raise _unreadable(path, f"{status.st_size:,} bytes", f"at most {largest:,}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(
+            "DATA-MISSING",
+            f"'{printable(path)}' is not there",
+            fix=f"complete the data set: ls '{printable(path.parent)}'",
+        ) from None
+    except OSError as e:
+        raise _unreadable(path, e.strerror or str(e), "a readable file") from None
+
+
+def read_text(path: Path, largest: int = _LARGEST) -> str:
+    try:
+        return read_bytes(path, largest).decode("utf-8-sig")  # spreadsheets write a byte order mark
+    except UnicodeDecodeError as e:
+        raise _unreadable(path, f"byte {e.start:,} is not UTF-8", "UTF-8: save the file as such") from None
+
+
+def read_lines(path: Path) -> list[tuple[str, str]]:
+    """Every line that is not empty, and how to speak of it."""
+    lines = read_text(path).split("\n")
+    label = printable(path)
+    return [(line.strip(), f"{label} line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_json(path: Path, largest: int = _LARGEST) -> dict[str, Any]:
+    try:
+        return parse_object(read_bytes(path, largest))
+    except JsonError as e:
+        raise _unreadable(path, printable(e), "a JSON object") from None
+
+
+def beside(directory: Path) -> Beside:
+    """What ``card.json`` or ``classes.txt`` in a directory says, if there is one."""
+    card, lines = directory / "card.json", directory / "classes.txt"
+    if card.is_file():
+        said = read_json(card, 16 << 20)
+        listed = said.get("classes")
+        classes = None if listed is None else distinct(_strings(card, "classes", listed), card)
+        return Beside(classes, _strings(card, "prompts", said.get("prompts", [])))
+    if lines.is_file():
+        return Beside(distinct(tuple(line for line, _ in read_lines(lines)), lines))
+    return Beside()
+
+
+def distinct(classes: tuple[str, ...], source: Path) -> tuple[str, ...]:
+    """The classes, if each is named once; labels that count in the list could not be told apart by name."""
+    seen: set[str] = set()
+    twice = [name for name in classes if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+    empty = [str(i) for i, name in enumerate(classes) if not name.strip()]
+    if twice or empty or not classes:
+        raise InputError(
+            "DATA-CLASS",
+            f"the list of classes in '{printable(source)}' cannot be used",
+            twice=some(twice),
+            empty=some(empty),
+            found="" if classes else "no class",
+            fix="give every class a name of its own",
+        )
+    return classes
+
+
+def _strings(path: Path, key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _unreadable(path, f"{key}: {printable(value)}", f"{key}: a list of texts")
+    return tuple(value)
+
+
+def _unreadable(path: Path, found: str, expected: str) -> InputError:
+    return InputError(
+        "DATA-FORMAT",
+        f"'{printable(path)}' cannot be used",
+        found=found,
+        expected=expected,
+        fix="replace the file",
+    )

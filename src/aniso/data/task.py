@@ -1,0 +1,262 @@
+"""A task: classes, prompts and disjoint splits, from a card, a directory of one's own, or a known name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, final
+
+from aniso.classes import ClassList
+from aniso.data.card import Card, Carve, SplitRules, known_card, known_tasks, read_card
+from aniso.data.part import Part, Reading
+from aniso.data.readers import read, recognise
+from aniso.data.splits import Labelled, joined
+from aniso.errors import InputError, UnsafeError, UsageError, printable
+
+ROLES = ("train", "val", "test")
+_HOLDOUT = Carve(share=0.1, most=5000)
+_THIRD = Carve(share=0.2)
+
+OnBadImage = Literal["error", "skip"] | int
+"""What to do about pictures that cannot be read: stop, leave out, or leave out at most so many."""
+Told = Callable[[str, int, int], None]
+"""Called with what is being done, how far it is, and how far it goes."""
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Task:
+    """A classification problem. A task knows no model: class weights and views are the model's business."""
+
+    name: str
+    classes: ClassList
+    train: Labelled | None = None
+    val: Labelled | None = None
+    test: Labelled | None = None
+    card: Card = field(default_factory=Card)
+    notes: tuple[str, ...] = ()
+    """What was left out or decided while reading, in words."""
+
+    @property
+    def splits(self) -> dict[str, Labelled]:
+        """The splits this task has."""
+        found = {role: getattr(self, role) for role in ROLES}
+        return {role: split for role, split in found.items() if split is not None}
+
+    def split(self, role: str) -> Labelled:
+        if role not in self.splits:
+            raise UsageError(
+                "DATA-SPLIT",
+                f"{self.name} has no split '{printable(role)}'",
+                found=", ".join(self.splits) or "none",
+                fix=f"--split {next(iter(self.splits), 'test')}",
+            )
+        return self.splits[role]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(split)} {role}" for role, split in self.splits.items())
+        return f"Task({self.name}: {len(self.classes)} classes, {sizes})"
+
+
+def load_task(
+    ref: str | Path,
+    root: str | Path | None = None,
+    *,
+    prompts: Sequence[str] = (),
+    seed: int = 0,
+    on_bad_image: OnBadImage = "error",
+    told: Told | None = None,
+) -> Task:
+    """A task by its name (``eurosat``), from a directory or table of one's own, or from a card ``FILE.toml``.
+
+    ``root`` is where data sets lie (or ``$ANISO_DATA``); ``prompts`` replace the card's. ``seed`` draws the
+    splits that the data set does not bring along. Nothing is decoded, unless ``on_bad_image`` asks for
+    pictures that cannot be read to be left out: then every picture is looked at once.
+    """
+    name, card, place = _found(str(ref), root)
+    kind = card.kind or recognise(place)
+    if kind is None:
+        raise _no_reader(place)
+    reading = read(kind, place, card.settings)
+    classes = _classes(card, reading, tuple(prompts))
+    parts = {part: _aligned(f"{name} {part}", found, card, classes) for part, found in reading.parts.items()}
+    rules = card.splits or _usual_rules(reading.parts)
+    made = _split(name, parts, rules, seed)
+    notes = [*reading.notes, *_rule_notes(card, rules, reading.parts)]
+    if on_bad_image != "error":
+        made = {role: _readable(split, on_bad_image, notes, told) for role, split in made.items()}
+    return Task(name, classes, **made, card=card, notes=tuple(notes))
+
+
+def data_root(root: str | Path | None) -> Path:
+    """Where known data sets lie."""
+    return Path(root or os.environ.get("ANISO_DATA") or "data").expanduser()
+
+
+def _found(ref: str, root: str | Path | None) -> tuple[str, Card, Path]:
+    """What the task is called, its card, and the place to read it from."""
+    path = Path(ref).expanduser()
+    data = data_root(root)
+    if path.suffix == ".toml" and path.is_file():
+        return path.stem, read_card(path), data if root else path.parent
+    if path.exists():
+        own = path / "task.toml"
+        name = path.stem if path.is_file() else path.resolve().name
+        return name, read_card(own) if own.is_file() else Card(), path
+    if ref in known_tasks():
+        card = known_card(ref)
+        # torchvision makes its own directories below the root, often of the same name
+        below = card.kind != "torchvision" and (data / ref).is_dir()
+        return ref, card, data / ref if below else data
+    near = difflib.get_close_matches(ref, known_tasks(), 3)
+    raise InputError(
+        "DATA-MISSING",
+        f"'{printable(ref)}' is neither a known task nor a directory",
+        likely=f"you meant {' or '.join(near)}" if near else "",
+        fix="aniso task ls",
+    )
+
+
+def _no_reader(place: Path) -> InputError:
+    return InputError(
+        "DATA-FORMAT",
+        f"nothing in '{printable(place)}' looks like a data set",
+        expected="a folder per class, *.parquet, *.csv or *.tar",
+        fix="see docs/howto/tasks.md for the layouts that are read",
+    )
+
+
+# classes, by name
+
+
+def _classes(card: Card, reading: Reading, prompts: tuple[str, ...]) -> ClassList:
+    said = (
+        prompts or (card.prompts if "prompts" in card.model_fields_set else reading.prompts) or card.prompts
+    )
+    if card.classes:
+        return ClassList(tuple(card.classes.values()), said)
+    on_disk = dict.fromkeys(name for part in reading.parts.values() for name in part.classes)
+    return ClassList(tuple(reading.spoken.get(name, _spoken(name)) for name in on_disk), said)
+
+
+def _spoken(name: str) -> str:
+    """A folder's name as words."""
+    return " ".join(name.replace("_", " ").split()) or name
+
+
+def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
+    """The part's labels in the task's order of classes, matched by name alone."""
+    order = list(card.classes) if card.classes else None
+    if order is None:
+        return Labelled(name, classes, part.images, part.codes)
+    place = {on_disk: i for i, on_disk in enumerate(order)}
+    used = {part.classes[code] for code in set(part.codes)}
+    unknown = sorted(used - place.keys())
+    if unknown:
+        raise InputError(
+            "DATA-CLASS",
+            f"{name} has {len(unknown)} classes that its card does not know",
+            found=printable(", ".join(unknown[:8])),
+            expected=printable(", ".join(order[:8])) + (" …" if len(order) > 8 else ""),
+            fix="add them to [classes] in the card, or use the data set the card was written for",
+        )
+    return Labelled(name, classes, part.images, tuple(place[part.classes[code]] for code in part.codes))
+
+
+# splits
+
+
+def _usual_rules(parts: Mapping[str, Part]) -> SplitRules:
+    """For data that come without rules: their own splits, and a tenth of train for val if there is none."""
+    if "train" not in parts and len(parts) == 1:
+        (only,) = parts
+        return (
+            SplitRules(test=only)
+            if only in ("val", "test")
+            else SplitRules(train=only, val=_HOLDOUT, test=_THIRD)
+        )
+    own = {role: role for role in ROLES if role in parts}
+    val = own.get("val") or (_HOLDOUT if "train" in own and len(parts["train"].codes) else None)
+    return SplitRules(train=own.get("train"), val=val, test=own.get("test"))
+
+
+def _split(name: str, parts: Mapping[str, Labelled], rules: SplitRules, seed: int) -> dict[str, Labelled]:
+    wanted = (rules.train,) if isinstance(rules.train, str) else rules.train or ()
+    made: dict[str, Labelled] = {}
+    rest = joined(f"{name} train", [_part(name, parts, part) for part in wanted]) if wanted else None
+    for role in ("test", "val"):  # test first: what val is does not decide what test is
+        rule = getattr(rules, role)
+        if isinstance(rule, Carve) and rest is not None:
+            cut, rest = rest.carve(role, seed, **rule.model_dump())
+            made[role] = replace(cut, name=f"{name} {role}")
+        elif isinstance(rule, str):
+            made[role] = replace(_part(name, parts, rule), name=f"{name} {role}")
+    if rest is not None:
+        made["train"] = replace(rest, name=f"{name} train")
+    return {role: _filled(made[role]) for role in ROLES if role in made and len(made[role])}
+
+
+def _part(name: str, parts: Mapping[str, Labelled], part: str) -> Labelled:
+    if part not in parts:
+        raise InputError(
+            "DATA-SPLIT",
+            f"{name} has no part '{printable(part)}'",
+            found=", ".join(parts),
+            fix="correct [splits] in the card, or complete the data set",
+        )
+    return parts[part]
+
+
+def _filled(split: Labelled) -> Labelled:
+    ids = split.ids
+    if len(set(ids)) != len(ids):
+        seen: set[str] = set()
+        twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise InputError(
+            "DATA-FORMAT",
+            f"{split.name} names a picture twice",
+            found=printable(twice),
+            fix="names and keys must be unique within a task",
+        )
+    return split
+
+
+def _rule_notes(card: Card, rules: SplitRules, parts: Mapping[str, Part]) -> list[str]:
+    if card.splits is not None:
+        return []
+    used = {rules.val, rules.test, *((rules.train,) if isinstance(rules.train, str) else rules.train or ())}
+    unused = [f"{name} ({len(part.codes)} pictures)" for name, part in parts.items() if name not in used]
+    carved = {role: rule for role in ("test", "val") if isinstance(rule := getattr(rules, role), Carve)}
+    notes = [
+        f"{role}: {rule.share:.0%} of train, drawn by seed" for role, rule in carved.items() if rule.share
+    ]
+    return [*notes, f"not used: {', '.join(unused)}"] if unused else notes
+
+
+# pictures that cannot be read
+
+
+def _readable(split: Labelled, policy: OnBadImage, notes: list[str], told: Told | None) -> Labelled:
+    bad: list[int] = []
+    first = ""
+    for i in range(len(split)):
+        try:
+            split.picture(i)
+        except (InputError, UnsafeError) as e:
+            bad.append(i)
+            first = first or e.message
+            if isinstance(policy, int) and len(bad) > policy:
+                raise InputError(
+                    "IMAGE-READ",
+                    f"more than {policy} pictures of {split.name} cannot be read",
+                    found=[split.images.label(j) for j in bad[:10]],
+                    fix="replace them, or raise --on-bad-image",
+                ) from None
+        if told:
+            told(f"looking at {split.name}", i + 1, len(split))
+    if bad:
+        notes.append(f"{split.name}: {len(bad)} pictures left out that cannot be read, first: {first}")
+    return split.without(bad) if bad else split

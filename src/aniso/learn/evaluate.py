@@ -1,0 +1,148 @@
+"""One loop that counts right answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from aniso.compose import Composition
+from aniso.data import Batches, Labelled
+from aniso.errors import InputError, NumericalError, UsageError
+from aniso.models import ClassWeights, Encoder
+
+Told = Callable[[str, int, int], None]
+"""Called with what is being done, how far it is, and how far it goes."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Right answers out of all, in total and for each class."""
+
+    correct: int
+    total: int
+    by_class: dict[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.total < 1:
+            raise ValueError("there is nothing to be right about")
+
+    @property
+    def value(self) -> float:
+        return self.correct / self.total
+
+    @property
+    def per_class(self) -> float:
+        """The mean over classes that occur, each counting the same."""
+        shares = [right / count for right, count in self.by_class.values() if count]
+        return sum(shares) / len(shares)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval, which also holds for accuracies near 0 and 1."""
+        z, n, p = 1.959964, self.total, self.value
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} ({low:.1%} to {high:.1%}), {self.correct:,} of {self.total:,}"
+
+
+def encoder_of(model: nn.Module) -> Encoder:
+    """The encoder behind a model or a composition, for what is not its weights' business."""
+    inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
+    if not isinstance(inner, Encoder):
+        raise UsageError(
+            "MODEL-NAME",
+            f"a {type(inner).__name__} is no encoder",
+            expected="a model from load_model, or a composition of one",
+            fix="aniso.load_model(...)",
+        )
+    return inner
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    split: Labelled,
+    *,
+    head: ClassWeights | None = None,
+    batch: int = 256,
+    workers: int = 0,
+    told: Told | None = None,
+) -> Accuracy:
+    """The accuracy of a model, or of a composition, on a split; class weights from prompts unless given."""
+    encoder = encoder_of(model)
+    head = head or encoder.class_weights(split.classes, told=told)
+    _require_same_classes(head, split)
+    device = next(iter(encoder.parameters())).device
+    before = model.training
+    model.eval()
+    classes = len(split.classes)
+    confusion = torch.zeros(classes * classes, dtype=torch.long)  # true class x answer
+    done = 0
+    try:
+        for batch_ in Batches(split, encoder.transforms.eval, size=batch, workers=workers):
+            logits = head.logits(model(batch_.images.to(device)))
+            _require_finite(logits, split, batch_.indices)
+            labels: Any = batch_.labels
+            confusion += torch.bincount(labels * classes + logits.argmax(-1).cpu(), minlength=classes**2)
+            done += len(batch_)
+            if told:
+                told(split.name, done, len(split))
+    finally:
+        model.train(before)
+    return _accuracy(confusion.view(classes, classes), split, head)
+
+
+def _accuracy(confusion: torch.Tensor, split: Labelled, head: ClassWeights) -> Accuracy:
+    right, counts = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+    by_class = dict(zip(split.classes.names, zip(right, counts, strict=True), strict=True))
+    notes = (*head.notes, *_permuted(confusion, split))
+    return Accuracy(sum(right), sum(counts), by_class, notes)
+
+
+def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
+    """A warning if answers are wrong but not at random: classes told apart well, under each other's names."""
+    total, classes = int(confusion.sum()), len(confusion)
+    accuracy = float(confusion.diagonal().sum()) / total
+    best = (
+        float(confusion.max(0).values.sum()) / total
+    )  # if every answer meant the class it is given for most
+    if classes > 1 and total >= 10 * classes and accuracy <= 1.5 / classes and best >= 0.5:
+        return (
+            f"warning: {split.name}: {accuracy:.0%} right, but {best:.0%} if answers were renamed: "
+            "are the labels those of other classes?",
+        )
+    return ()
+
+
+def _require_same_classes(head: ClassWeights, split: Labelled) -> None:
+    if head.names != split.classes.names:
+        odd = [n for n in split.classes.names if n not in head.names][:5]
+        raise InputError(
+            "DATA-CLASS",
+            f"the class weights are not those of {split.name}",
+            expected=f"{len(split.classes)} classes: {', '.join(split.classes.names[:5])} …",
+            found=f"{len(head.names)} classes: {', '.join(head.names[:5])} …",
+            missing=", ".join(odd),
+            fix="build them from split.classes: names and order must agree",
+        )
+
+
+def _require_finite(logits: torch.Tensor, split: Labelled, indices: tuple[int, ...]) -> None:
+    bad = (~torch.isfinite(logits).all(-1)).nonzero().flatten().tolist()
+    if bad:
+        raise NumericalError(
+            "LEARN-NONFINITE",
+            f"{len(bad)} pictures of {split.name} give features that are NaN or infinite",
+            first=split.images.label(indices[bad[0]]),
+            fix="look for coefficients or weights that are too large: aniso coefficients show",
+        )

@@ -1,0 +1,129 @@
+"""Plain image classifiers of transformers and timm: features, and a head of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.models.encoder import Encoder, Family
+from aniso.models.hugging_face import pixels_of
+from aniso.models.loading import fill, needs
+from aniso.models.transforms import Pixels
+from aniso.weights import Ref, open_weights
+from aniso.weights.directory import read_json, transformers_config
+
+
+def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder:
+    """A transformers classifier (ViT, ResNet, ConvNeXt, ...), or one that timm pushed to the hub."""
+    said = read_json(path / "config.json")
+    if "architecture" in said and "model_type" not in said:
+        return load_timm(str(said["architecture"]), path if weights is None else weights, name, said)
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError:
+        raise needs("hf", "transformers") from None
+    kind = said.get("model_type")
+    try:
+        settings = {k: v for k, v in said.items() if k not in ("model_type", "auto_map")}
+        network: Any = AutoModelForImageClassification.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.for_model(str(kind), **settings)
+        )
+    except (ValueError, KeyError, TypeError) as e:
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' holds no model that gives image features",
+            found=printable(kind),
+            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
+            expected="a CLIP or an image classifier",
+            fix="aniso inspect DIR",
+        ) from None
+    fill(network, open_weights(path if weights is None else weights))
+    labels = {int(i): str(label) for i, label in network.config.id2label.items()}
+    classes = tuple(labels[i] for i in sorted(labels))
+    family = Family(_features, own_head=_own_head, own_classes=classes)
+    config, _ = transformers_config(said)
+    return Encoder(name, network.float(), family, pixels_of(path, network), config)
+
+
+def load_timm(
+    architecture: str, weights: Ref | None, name: str, said: dict[str, Any] | None = None
+) -> Encoder:
+    """A timm classifier by its name, with weights from a file, a directory or a hub id."""
+    try:
+        import timm
+    except ImportError:
+        raise needs("openclip", "timm") from None
+    said = said or {}
+    if weights is None:
+        raise UsageError(
+            "MODEL-WEIGHTS", f"which weights should {architecture} have?", fix="weights='timm/NAME' or a file"
+        )
+    source = open_weights(weights)
+    head = next(
+        (
+            t.shape[0]
+            for k, t in source.tensors.items()
+            if k in ("head.weight", "fc.weight", "classifier.weight", "head.fc.weight")
+        ),
+        None,
+    )
+    if architecture not in timm.list_models():
+        raise UsageError(
+            "MODEL-NAME", f"timm has no model '{printable(architecture)}'", fix="timm.list_models()"
+        )
+    settings = dict(said.get("model_args") or {})
+    network: Any = timm.create_model(
+        architecture, pretrained=False, num_classes=said.get("num_classes", head or 1000), **settings
+    )
+    fill(network, source)
+    from timm.data.config import resolve_data_config
+
+    data: Any = resolve_data_config(  # type: ignore[no-untyped-call]
+        said.get("pretrained_cfg") or {}, model=network
+    )
+    pixels = Pixels(
+        int(data["input_size"][-1]),
+        tuple(data["mean"]),
+        tuple(data["std"]),
+        "bilinear" if data["interpolation"] == "bilinear" else "bicubic",
+        "squash" if data.get("crop_mode") == "squash" else "shortest",
+        float(data["crop_pct"]),
+    )
+    classes = tuple(str(n) for n in said.get("label_names") or ()) or tuple(
+        str(i) for i in range(network.num_classes)
+    )
+    return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), pixels)
+
+
+def _last(network: Any) -> nn.Module:
+    """The last layer of a classifier, whatever its library calls it."""
+    if hasattr(network, "get_classifier"):
+        found: nn.Module = network.get_classifier()
+        return found
+    return network.classifier if hasattr(network, "classifier") else network.head  # type: ignore[no-any-return]
+
+
+def _features(network: Any, images: Tensor) -> Tensor:
+    """What goes into the last layer: right for every architecture, since nothing but that layer follows."""
+    seen: list[Tensor] = []
+    handle = _last(network).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        network(images)
+    finally:
+        handle.remove()
+    return seen[0].flatten(1)
+
+
+def _own_head(network: Any) -> tuple[Tensor, Tensor | None]:
+    linear = [m for m in _last(network).modules() if isinstance(m, nn.Linear)]
+    if len(linear) != 1:
+        raise InputError(
+            "MODEL-CLASSES",
+            f"the head of {type(network).__name__} is not one linear layer",
+            found=f"{len(linear)} linear layers",
+            fix="use its features with a head learned on them",
+        )
+    return linear[0].weight, linear[0].bias

@@ -1,0 +1,220 @@
+"""An image encoder with everything the method needs around it: text, views, layout, fingerprint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from aniso.classes import ClassList
+from aniso.errors import InputError, UsageError, printable
+from aniso.models.cache import WeightsCache
+from aniso.models.head import ClassWeights, of_prompts
+from aniso.models.transforms import Pixels, Transforms
+from aniso.vectors import BlockSource, Layout
+from aniso.vectors.block import Kind
+from aniso.weights import TensorMap
+from aniso.weights.fingerprint import combined_hash, tensor_hash
+from aniso.weights.source import ModelConfig
+
+_TEXTS = 256
+Told = Callable[[str, int, int], None]
+"""Called with what is being done, how far it is, and how far it goes."""
+
+
+class Tokens(Protocol):
+    """Text to token ids, as one model family does it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever any text might give other ids."""
+        ...
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+        """Ids of equal length, and which of the texts had to be cut off."""
+        ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between libraries: how a network is asked for features."""
+
+    image: Callable[[Any, Tensor], Tensor]
+    text: Callable[[Any, Tensor], Tensor] | None = None
+    tokens: Tokens | None = None
+    own_head: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+    own_classes: tuple[str, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Family:
+        return self  # nothing in it ever changes
+
+
+@final
+class Encoder(nn.Module):
+    """A network whose forward pass gives image features.
+
+    It has the library's own children under the library's own names, so that its state dict is an ordinary
+    checkpoint. The text tower, if there is one, is frozen and part of no task vector.
+    """
+
+    def __init__(
+        self, name: str, network: nn.Module, family: Family, pixels: Pixels, config: ModelConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.family = family
+        self.transforms = Transforms(pixels)
+        self.model_config = config or ModelConfig()
+        # the very dictionaries, not copies: what is moved or composed here is moved and composed there
+        self.__dict__.update({part: network.__dict__[part] for part in _SHARED})
+        self.__dict__["_network"] = network
+        self._memo: dict[str, Any] = {}
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        self.eval()
+
+    _network: nn.Module
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Image features, not normalised, of pictures that ``transforms`` has finished."""
+        return self.family.image(self._network, images)
+
+    def train(self, mode: bool = True) -> Self:
+        """Batch norms stay in evaluation mode: the base's statistics are part of the base."""
+        super().train(mode)
+        self._network.training = mode
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.eval()
+        return self
+
+    # who it is
+
+    def weight_source(self) -> TensorMap:
+        """Its weights, as anything that reads weights takes them."""
+        return TensorMap(self.state_dict(), self.name, config=self.model_config)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.weight_source())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the image encoder: equal for the same model under both libraries' names."""
+        return BlockSource(self.weight_source()).identity().content
+
+    @property
+    def logit_scale(self) -> float:
+        """What cosines are multiplied by."""
+        found = self._parameters.get("logit_scale")
+        return math.exp(float(found)) if found is not None else 1.0
+
+    # text
+
+    @property
+    def has_text(self) -> bool:
+        return self.family.text is not None and self.family.tokens is not None
+
+    @torch.no_grad()
+    def text_features(self, texts: Sequence[str], told: Told | None = None) -> Tensor:
+        """One row per text, not normalised."""
+        return self._texts(texts, told)[0]
+
+    def _texts(self, texts: Sequence[str], told: Told | None) -> tuple[Tensor, list[int]]:
+        if self.family.text is None or self.family.tokens is None:
+            raise UsageError(
+                "MODEL-TEXT",
+                f"'{self.name}' has no text tower",
+                fix="name a whole CLIP as the base, or a classifier with a head of its own",
+            )
+        device = next(self.parameters()).device
+        rows, cut = [], []
+        for start in range(0, len(texts), _TEXTS):
+            ids, short = self.family.tokens(texts[start : start + _TEXTS])
+            rows.append(self.family.text(self._network, ids.to(device)).float().cpu())
+            cut += [start + i for i in short]
+            if told:
+                told("class weights", min(start + _TEXTS, len(texts)), len(texts))
+        return torch.cat(rows), cut
+
+    @torch.no_grad()
+    def class_weights(
+        self, classes: ClassList, *, cache: WeightsCache | None = None, told: Told | None = None
+    ) -> ClassWeights:
+        """Class weights from prompts; for a classifier without text, its own head's rows by class name.
+
+        Kept on disk under a key of everything they depend on: text tower, tokenizer, names, prompts, scale.
+        """
+        if not self.has_text and self.family.own_head is not None:
+            return self._own_rows(classes)
+        cache = cache if cache is not None else WeightsCache.usual()
+        key = self._text_key(classes) if self.has_text else ""
+        found = cache.get(key, classes) if key else None
+        if found is not None:
+            return found
+        made = self._made(classes, told)
+        cache.put(key, made)
+        return made
+
+    def _made(self, classes: ClassList, told: Told | None) -> ClassWeights:
+        texts = [text for row in classes.texts() for text in row]
+        features, cut = self._texts(texts, told)
+        notes = (
+            (f"{len(cut)} prompts were too long and cut, first: {printable(texts[cut[0]])}",) if cut else ()
+        )
+        shaped = features.view(len(classes), len(classes.prompts), -1)
+        return of_prompts(shaped, classes.names, self.logit_scale, notes)
+
+    def _text_key(self, classes: ClassList) -> str:
+        """Changes with anything that class weights depend on. Tensors are hashed again once written to."""
+        assert self.family.tokens is not None
+        blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
+        state = self.state_dict()
+        tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
+        versions = {key: (t._version, t.data_ptr()) for key, t in tensors.items()}
+        if self._memo.get("versions") != versions:
+            self._memo = {
+                "versions": versions,
+                "hash": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
+            }
+        config = self.model_config
+        words = {
+            "text": self._memo["hash"],
+            "tokens": self.family.tokens.fingerprint,
+            "classes": classes.key,
+            "config": f"{config.activation} {config.heads} {config.unusual}",
+        }
+        return combined_hash(words)
+
+    def _own_rows(self, classes: ClassList) -> ClassWeights:
+        """The classifier's own head, its rows put into the task's order by name."""
+        assert self.family.own_head is not None
+        weight, bias = self.family.own_head(self._network)
+        place = {_plain(name): i for i, name in enumerate(self.family.own_classes)}
+        missing = [name for name in classes.names if _plain(name) not in place]
+        if missing:
+            raise InputError(
+                "MODEL-CLASSES",
+                f"'{self.name}' has a head of its own, without {len(missing)} of the task's classes",
+                found=printable(", ".join(missing[:8])),
+                expected=printable(", ".join(self.family.own_classes[:8])) + " …",
+                fix="use a task with the classes it was trained for, or a CLIP",
+            )
+        rows = torch.tensor([place[_plain(name)] for name in classes.names])
+        picked = None if bias is None else bias.detach()[rows].clone()
+        return ClassWeights(classes.names, weight.detach()[rows].clone(), picked, by_angle=False)
+
+    def __repr__(self) -> str:
+        size = sum(block.numel for block in self.layout.blocks)
+        return f"Encoder({self.name}: {len(self.layout.blocks)} blocks, {size:,} parameters)"
+
+
+_SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ").strip().casefold()

@@ -1,0 +1,94 @@
+"""The one way to a model: a name, a directory or a hub id becomes an encoder."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.models import classifier, hugging_face, open_clip
+from aniso.models.encoder import Encoder
+from aniso.weights import Ref
+from aniso.weights.directory import read_json
+from aniso.weights.hub import fetch, looks_like_hub_id
+
+MINI = "mini"
+
+
+def load_model(name: str | Path, weights: Ref | None = None, *, activation: str | None = None) -> Encoder:
+    """An image encoder with its text tower, views, layout and fingerprint.
+
+    ``name`` is an open_clip architecture (``ViT-B-32`` with ``weights="openai"``), a directory or hub id of a
+    CLIP or of an image classifier, ``timm:NAME``, or ``mini``, the small model that comes along. ``weights``
+    is a tag, a file, a directory or a hub id; without it, those of the directory. Everything is read as data;
+    no code from a model's repository is ever run.
+    """
+    text = str(name)
+    path = Path(text).expanduser()
+    if text == MINI:
+        return hugging_face.load(mini_directory(), MINI, weights)
+    if path.is_dir():
+        return _directory(path, path.resolve().name, weights, activation)
+    if text.startswith("timm:"):
+        return classifier.load_timm(text.removeprefix("timm:"), weights, text)
+    if open_clip.is_name(text):
+        return open_clip.load(text, weights, activation)
+    if path.is_file():
+        raise UsageError(
+            "MODEL-NAME",
+            f"'{printable(text)}' is a file of weights; which architecture are they of?",
+            fix=f"load_model('ViT-B-32', weights='{printable(text)}')",
+        )
+    if looks_like_hub_id(text):
+        return _directory(fetch(text).path, text, weights, activation)
+    near = open_clip.close_names(text)
+    raise InputError(
+        "MODEL-NAME",
+        f"there is no model '{printable(text)}'",
+        expected="an open_clip name, a directory, a hub id owner/name, timm:NAME, or mini",
+        likely=f"you meant {' or '.join(near)}" if near else "",
+        fix=f"{near[0]}" if near else "aniso doctor",
+    )
+
+
+def mini_directory() -> Path:
+    """Where the small model that comes with the package lies."""
+    return Path(str(resources.files("aniso.models") / MINI))
+
+
+def mini_bank(name: str = MINI) -> Path:
+    """Where the banks over the small model lie: ``mini``, and ``mini-linearised``."""
+    path = mini_directory() / "banks" / name.removeprefix(f"{MINI}-").replace(MINI, "standard")
+    if not path.is_dir():
+        raise UsageError(
+            "BANK-NAME",
+            f"no bank '{printable(name)}' comes with aniso",
+            expected="mini or mini-linearised",
+            fix="name a directory",
+        )
+    return path
+
+
+def _directory(path: Path, name: str, weights: Ref | None, activation: str | None) -> Encoder:
+    if (path / "open_clip_config.json").is_file():
+        return open_clip.load_directory(path, name, weights, activation)
+    if not (path / "config.json").is_file():
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' has no configuration, so nothing says which model it is",
+            expected="config.json or open_clip_config.json",
+            fix=f"load_model('ViT-B-32', weights='{printable(path)}')",
+        )
+    kind = read_json(path / "config.json").get("model_type")
+    if kind not in (hugging_face.CLIP, hugging_face.CLIP_VISION):
+        return classifier.load_directory(path, name, weights)
+    made = hugging_face.load(path, name, weights)
+    if activation and made.model_config.activation not in (None, activation):
+        raise InputError(
+            "CKPT-ACTIVATION",
+            f"'{printable(name)}' has another activation than asked for",
+            expected=made.model_config.activation,
+            found=activation,
+            fix="leave the activation out",
+        )
+    return made

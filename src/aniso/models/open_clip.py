@@ -1,0 +1,309 @@
+"""CLIP as open_clip has it: by name and tag, or a directory with open_clip_config.json."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.models.encoder import Encoder, Family
+from aniso.models.loading import fill, needs
+from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
+from aniso.weights import Ref, WeightSource, open_weights
+from aniso.weights.directory import read_json
+from aniso.weights.hub import looks_like_hub_id
+from aniso.weights.source import ModelConfig
+
+QUICK = "-quickgelu"
+
+
+def is_name(name: str) -> bool:
+    """Whether open_clip knows an architecture of that name; a slash may stand for a dash."""
+    library = _library(required=False)
+    return library is not None and clean(name) in library.list_models()
+
+
+def clean(name: str) -> str:
+    return name.replace("/", "-")
+
+
+def close_names(name: str) -> list[str]:
+    library = _library(required=False)
+    return difflib.get_close_matches(clean(name), library.list_models(), 3) if library else []
+
+
+def load(name: str, weights: Ref | None, activation: str | None = None) -> Encoder:
+    """A named architecture with the weights of a tag (``openai``), a file, a directory or a hub id."""
+    library = _library()
+    architecture = clean(name)
+    config = library.get_model_config(architecture)
+    tag = library.get_pretrained_cfg(architecture, str(weights)) if isinstance(weights, str) else {}
+    if not tag and isinstance(weights, str) and not _is_place(weights):
+        raise _no_tag(library, architecture, weights)
+    if weights is None:
+        raise _no_tag(library, architecture, None)
+    source = _open_tag(architecture, str(weights), tag) if tag else open_weights(weights)
+    quick = bool(config.get("quick_gelu", False))
+    quick = _agreed(architecture, weights, quick, tag, source, activation)
+    return _build(f"{architecture}:{_short(weights)}", {**config, "quick_gelu": quick}, source, tag)
+
+
+def load_directory(
+    path: Path, name: str, weights: Ref | None = None, activation: str | None = None
+) -> Encoder:
+    """A directory as open_clip pushes it to the hub; its configuration says which activation it has."""
+    said = read_json(path / "open_clip_config.json")
+    config = said.get("model_cfg", said)
+    source = open_weights(path if weights is None else weights)
+    own = "quick_gelu" if config.get("quick_gelu") else "gelu"
+    if activation and activation != own:
+        raise _mismatch(name, own, activation, "the directory's configuration")
+    return _build(name, config, source, said.get("preprocess_cfg", {}))
+
+
+def _build(
+    name: str, config: Mapping[str, Any], source: WeightSource, preprocess: Mapping[str, Any]
+) -> Encoder:
+    network = _network(config)
+    if not any(not key.startswith("visual.") for key in source.tensors):
+        raise InputError(
+            "CKPT-KEYS",
+            f"'{source.label}' holds an image encoder without its text tower",
+            fix="load the base, and make a task vector of this file: aniso vector make",
+        )
+    fill(network, source)
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    activation = "quick_gelu" if config.get("quick_gelu") else "gelu"
+    heads = (_heads(vision), text.get("heads"))
+    said = ModelConfig("open_clip", activation, heads)
+    return Encoder(
+        name,
+        network.float(),
+        Family(_image, _text, OpenClipTokens(config)),
+        _pixels(network, preprocess),
+        said,
+    )
+
+
+def _network(config: Mapping[str, Any]) -> Any:
+    """The architecture with random weights; nothing is downloaded."""
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    settings = {k: v for k, v in config.items() if k not in ("custom_text", "multimodal_cfg")}
+    settings["vision_cfg"] = {**settings["vision_cfg"], "timm_model_pretrained": False}
+    if "timm_model_name" not in settings["vision_cfg"]:
+        settings["vision_cfg"].pop("timm_model_pretrained")
+    if "hf_model_name" in settings["text_cfg"]:
+        settings["text_cfg"] = {**settings["text_cfg"], "hf_model_pretrained": False}
+    if "multimodal_cfg" in config:
+        raise UsageError(
+            "MODEL-NAME", "captioning models (CoCa) are not supported", fix="choose a CLIP: aniso doctor"
+        )
+    custom = config.get("custom_text") or "hf_model_name" in settings["text_cfg"]
+    return CustomTextCLIP(**settings) if custom else CLIP(**settings)
+
+
+def _open_tag(architecture: str, tag: str, config: Mapping[str, Any]) -> WeightSource:
+    """The weights of a tag through the hub, whose files are data; never the pickled originals."""
+    repository = str(config.get("hf_hub", "")).rstrip("/")
+    if not repository:
+        raise InputError(
+            "MODEL-WEIGHTS",
+            f"{architecture} with tag '{tag}' exists only as a file at {printable(config.get('url', '?'))}",
+            fix=f"download it, aniso convert it, and use weights=FILE with {architecture}",
+        )
+    owner, name, *_ = repository.split("/")
+    try:
+        return open_weights(f"{owner}/{name}")
+    except InputError as e:
+        if e.code not in ("HUB-OFFLINE", "HUB-FETCH"):
+            raise
+        raise InputError(
+            "MODEL-WEIGHTS",
+            f"the weights of {architecture}, tag '{tag}', are not on this machine and could not be fetched",
+            reason=e.message,
+            fix=f"hf download {owner}/{name}      (on a machine with a connection; then copy its cache)",
+        ) from None
+
+
+# activation
+
+
+def _agreed(
+    architecture: str,
+    weights: Ref,
+    quick: bool,
+    tag: Mapping[str, Any],
+    source: WeightSource,
+    said: str | None,
+) -> bool:
+    """Whether to build with QuickGELU. A tag decides for a plain name; a contradiction is an error."""
+    if tag:
+        trained = bool(tag.get("quick_gelu", False))
+        if quick and not trained:
+            raise _mismatch(architecture, "gelu", "quick_gelu", f"the tag '{weights}'")
+        if said and said != _name(trained):
+            raise _mismatch(architecture, _name(trained), said, f"the tag '{weights}'")
+        return trained
+    wanted = said or _name(quick)
+    named = source.info.config.activation
+    if named and named != wanted:
+        raise _mismatch(architecture, named, wanted, f"'{source.label}'")
+    if not said and not named and wanted == "gelu" and looks_like_openai(source):
+        raise _mismatch(
+            architecture, "quick_gelu", "gelu", f"'{source.label}' looks like OpenAI's weights, which"
+        )
+    return wanted == "quick_gelu"
+
+
+def looks_like_openai(source: WeightSource) -> bool:
+    """OpenAI's weights were published in 16 bits and with a logit scale of 100: both show in any copy."""
+    scale = next((key for key in source.tensors if key.endswith("logit_scale")), None)
+    weight = next((key for key in source.tensors if key.endswith("in_proj_weight")), None)
+    if scale is None or weight is None:
+        return False
+    hundred = abs(float(source.read(scale).float()) - math.log(100)) < 1e-3
+    values = source.read(weight).float()
+    return hundred and bool((values.to(torch.float16).float() == values).all())
+
+
+def _name(quick: bool) -> str:
+    return "quick_gelu" if quick else "gelu"
+
+
+def _mismatch(architecture: str, expected: str, found: str, whose: str) -> InputError:
+    plain = architecture.removesuffix(QUICK)
+    return InputError(
+        "CKPT-ACTIVATION",
+        f"{architecture} would run with {found}, but {whose} was trained with {expected}",
+        expected=expected,
+        found=found,
+        fix=f"use {plain + QUICK if expected == 'quick_gelu' else plain}, or say activation='{expected}'",
+    )
+
+
+# the rest
+
+
+def _image(network: Any, images: Tensor) -> Tensor:
+    out: Any = network.visual(images)
+    features: Tensor = out[0] if isinstance(out, tuple) else out
+    return features
+
+
+def _text(network: Any, ids: Tensor) -> Tensor:
+    features: Tensor = network.encode_text(ids)
+    return features
+
+
+def _heads(vision: Mapping[str, Any]) -> int | None:
+    if isinstance(vision.get("layers"), int) and "width" in vision:
+        return int(vision["width"]) // int(vision.get("head_width", 64))
+    return None
+
+
+def _pixels(network: Any, said: Mapping[str, Any]) -> Pixels:
+    size = network.visual.image_size
+    return Pixels(
+        int(size[0] if isinstance(size, tuple | list) else size),
+        tuple(said.get("mean") or CLIP_MEAN),
+        tuple(said.get("std") or CLIP_STD),
+        "bilinear" if said.get("interpolation") == "bilinear" else "bicubic",
+        "squash" if said.get("resize_mode") == "squash" else "shortest",
+    )
+
+
+@final
+class OpenClipTokens:
+    """CLIP's own BPE, which open_clip ships; other tokenizers of open_clip come from the hub."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._text = dict(config["text_cfg"])
+        self._length = int(self._text.get("context_length", 77))
+        self._loaded: Any = None
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self._loaded is None:
+            self._loaded = self._read()
+        return self._loaded
+
+    def _read(self) -> Any:
+        from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
+
+        name = self._text.get("hf_tokenizer_name")
+        if not name:
+            return SimpleTokenizer(context_length=self._length)
+        try:
+            return HFTokenizer(name, context_length=self._length)
+        except OSError:
+            raise InputError(
+                "MODEL-TOKENIZER",
+                f"the tokenizer '{printable(name)}' is not on this machine and could not be fetched",
+                fix=f"hf download {printable(name)}",
+            ) from None
+
+    @property
+    def fingerprint(self) -> str:
+        if self._text.get("hf_tokenizer_name"):
+            text = self._tokenizer.tokenizer.backend_tokenizer.to_str()
+        else:
+            text = "\n".join(f"{k} {v}" for k, v in sorted(self._tokenizer.encoder.items()))
+        return hashlib.sha256(f"{self._length}\n{text}".encode()).hexdigest()
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+        ids: Tensor = self._tokenizer(list(texts))
+        cut = []
+        if hasattr(self._tokenizer, "encode"):
+            full = ids[:, -1] != 0  # the last place is taken only by texts that fill it, or were cut
+            cut = [
+                i
+                for i in full.nonzero().flatten().tolist()
+                if len(self._tokenizer.encode(texts[i])) + 2 > ids.shape[1]
+            ]
+        return ids, cut
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+
+def _library(required: bool = True) -> Any:
+    try:
+        import open_clip
+    except ImportError:
+        if required:
+            raise needs("openclip", "open_clip") from None
+        return None
+    return open_clip
+
+
+def _is_place(weights: str) -> bool:
+    return (
+        Path(weights).expanduser().exists() or looks_like_hub_id(weights) or "/" in weights or "." in weights
+    )
+
+
+def _short(weights: Ref) -> str:
+    return Path(weights).name if isinstance(weights, str | Path) else "weights"
+
+
+def _no_tag(library: Any, architecture: str, tag: str | None) -> UsageError:
+    known = library.list_pretrained_tags_by_model(architecture)
+    said = (
+        f"{architecture} has no weights '{printable(tag)}'"
+        if tag
+        else f"which weights should {architecture} have?"
+    )
+    return UsageError(
+        "MODEL-WEIGHTS",
+        said,
+        expected=", ".join(known) or "a file or a directory",
+        fix=f"weights='{known[0] if known else 'FILE'}'",
+    )

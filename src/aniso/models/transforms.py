@@ -1,0 +1,242 @@
+"""How pictures become a model's input: for looking, for training, and heavily changed for self-training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_RATIO = (3 / 4, 4 / 3)
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a model expects of its input."""
+
+    size: int
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resize: Literal["shortest", "squash"] = "shortest"
+    """Scale the shorter side and cut the middle out, or scale both sides."""
+    margin: float = 1.0
+    """The shorter side is scaled to size / margin before the middle is cut out."""
+
+    def scaled(self, pixels: Tensor, height: int, width: int) -> Tensor:
+        """Eight bits in, eight bits out, antialiased: torchvision's own, on tensors."""
+        from torchvision.transforms.v2 import InterpolationMode, functional
+
+        mode = InterpolationMode(self.interpolation)
+        out: Tensor = functional.resize_image(pixels, [height, width], interpolation=mode, antialias=True)
+        return out
+
+
+class _View:
+    """Shared by all views: how a stack of eight-bit pictures is finished."""
+
+    pixels: Pixels
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        """Normalised floats, as the model takes them."""
+        mean = torch.tensor(self.pixels.mean).view(3, 1, 1) * 255
+        std = torch.tensor(self.pixels.std).view(3, 1, 1) * 255
+        return pixels.float().sub_(mean).div_(std)
+
+
+@final
+@dataclass(frozen=True)
+class Whole(_View):
+    """The middle of the picture; nothing is random."""
+
+    pixels: Pixels
+    name: str = "eval"
+
+    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
+        from torchvision.transforms.v2.functional import center_crop_image
+
+        image, size = _tensor(picture), self.pixels.size
+        if self.pixels.resize == "squash":
+            return self.pixels.scaled(image, size, size)
+        short = int(size / self.pixels.margin)
+        height, width = image.shape[-2:]
+        # the longer side is cut down to a whole number, as torchvision and Pillow pipelines do
+        tall, wide = (
+            (short, int(short * width / height)) if height < width else (int(short * height / width), short)
+        )
+        middle: Tensor = center_crop_image(self.pixels.scaled(image, tall, wide), [size, size])
+        return middle
+
+
+@final
+@dataclass(frozen=True)
+class Crop(_View):
+    """A random piece of the picture, scaled to size; mirrored half of the time if asked for."""
+
+    pixels: Pixels
+    least: float
+    """Smallest share of the area."""
+    flip: bool = False
+    name: str = "train"
+
+    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
+        image = _tensor(picture)
+        top, left, height, width = _piece(image.shape[-2], image.shape[-1], self.least, rng)
+        cut = image[:, top : top + height, left : left + width]
+        view = self.pixels.scaled(cut, self.pixels.size, self.pixels.size)
+        return view.flip(-1) if self.flip and _uniform(rng) < 0.5 else view
+
+
+@final
+@dataclass(frozen=True)
+class Strong(_View):
+    """A crop, then two heavy changes drawn from FixMatch's list, then a grey patch over a part of it."""
+
+    pixels: Pixels
+    least: float = 0.5
+    changes: int = 2
+    name: str = "strong"
+
+    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
+        view = Crop(self.pixels, self.least, flip=True)(picture, rng)
+        for _ in range(self.changes):
+            change = CHANGES[int(torch.randint(len(CHANGES), (), generator=rng))]
+            view = change(view, rng)
+        return _patched(view, rng)
+
+
+@final
+@dataclass(frozen=True)
+class Transforms:
+    """The views of one model."""
+
+    pixels: Pixels
+
+    @cached_property
+    def eval(self) -> Whole:
+        """Also the weak view of self-training on test images."""
+        return Whole(self.pixels)
+
+    @cached_property
+    def train(self) -> Crop:
+        """Task vectors are made with this one."""
+        return Crop(self.pixels, 0.9)
+
+    @cached_property
+    def few_shot(self) -> Crop:
+        return Crop(self.pixels, 0.5, flip=True, name="few-shot")
+
+    @cached_property
+    def strong(self) -> Strong:
+        return Strong(self.pixels)
+
+
+def _tensor(picture: Image.Image) -> Tensor:
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    out: Tensor = pil_to_tensor(picture)
+    return out
+
+
+def _uniform(rng: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
+    return low + (high - low) * float(torch.rand((), generator=rng))
+
+
+def _piece(height: int, width: int, least: float, rng: torch.Generator) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random piece, by torchvision's rule: ten tries, then the middle."""
+    for _ in range(_TRIES):
+        area = height * width * _uniform(rng, least)
+        ratio = math.exp(_uniform(rng, math.log(_RATIO[0]), math.log(_RATIO[1])))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            top = int(torch.randint(height - tall + 1, (), generator=rng))
+            left = int(torch.randint(width - wide + 1, (), generator=rng))
+            return top, left, tall, wide
+    tall = min(height, round(width / _RATIO[0]))
+    wide = min(width, round(height * _RATIO[1]))
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+
+# FixMatch's changes: name of torchvision's function and the range its strength is drawn from
+
+Change = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def _pointwise(name: str, low: float, high: float, whole: bool = False) -> Change:
+    def change(view: Tensor, rng: torch.Generator) -> Tensor:
+        from torchvision.transforms.v2 import functional
+
+        strength = _uniform(rng, low, high)
+        out: Tensor = getattr(functional, name)(view, int(strength) if whole else strength)
+        return out
+
+    return change
+
+
+def _plain(name: str) -> Change:
+    def change(view: Tensor, rng: torch.Generator) -> Tensor:
+        from torchvision.transforms.v2 import functional
+
+        out: Tensor = getattr(functional, name)(view)
+        return out
+
+    return change
+
+
+def _moved(
+    angle: float = 0.0, shift: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0)
+) -> Change:
+    """Turned, shifted by a share of the size or sheared by degrees, up to so much in either direction."""
+
+    def change(view: Tensor, rng: torch.Generator) -> Tensor:
+        from torchvision.transforms.v2 import InterpolationMode, functional
+
+        strength = _uniform(rng, -1, 1)
+        settings: dict[str, Any] = {
+            "angle": angle * strength,
+            "translate": [round(part * strength * view.shape[-1]) for part in shift],
+            "scale": 1.0,
+            "shear": [part * strength for part in shear],
+        }
+        out: Tensor = functional.affine_image(view, interpolation=InterpolationMode.BILINEAR, **settings)
+        return out
+
+    return change
+
+
+CHANGES: tuple[Change, ...] = (
+    _plain("autocontrast"),
+    _plain("equalize"),
+    lambda view, rng: view,
+    _pointwise("adjust_brightness", 0.05, 0.95),
+    _pointwise("adjust_contrast", 0.05, 0.95),
+    _pointwise("adjust_saturation", 0.05, 0.95),
+    _pointwise("adjust_sharpness", 0.05, 0.95),
+    _pointwise("posterize", 4, 9, whole=True),
+    _pointwise("solarize", 0, 256),
+    _moved(angle=30),
+    _moved(shear=(16.7, 0)),
+    _moved(shear=(0, 16.7)),
+    _moved(shift=(0.3, 0)),
+    _moved(shift=(0, 0.3)),
+)
+
+
+def _patched(view: Tensor, rng: torch.Generator) -> Tensor:
+    """A grey square of up to half the side, anywhere."""
+    size = view.shape[-1]
+    side = int(_uniform(rng, 0, 0.5) * size)
+    top, left = (int(torch.randint(size, (), generator=rng)) - side // 2 for _ in range(2))
+    out = view.clone()
+    out[:, max(0, top) : top + side, max(0, left) : left + side] = 127
+    return out
