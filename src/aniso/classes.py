@@ -21,6 +21,9 @@ class ClassList:
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
 
     def __post_init__(self) -> None:
+        given: object = self.names
+        if isinstance(given, str):
+            raise UsageError("DATA-CLASS", "names are a list of texts, not one text", fix='("cat", "dog")')
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "prompts", tuple(self.prompts))
         _check_names(self.names)

@@ -27,10 +27,6 @@ SIZES = {
 CLIP = Pixels(32)
 
 
-def patched(number):
-    return pytest.mark.xfail(reason=f"/tmp/patches/models-{number}.patch", strict=False)
-
-
 def picture(width, height, seed=0):
     """Smooth areas, edges and noise."""
     rng = numpy.random.default_rng(seed)
@@ -148,7 +144,6 @@ def test_what_no_file_says_is_clip_s(tmp_path):
     assert (found.mean, found.std) == (CLIP_MEAN, CLIP_STD)
 
 
-@patched(7)
 def test_a_processor_s_file_of_transformers_5_is_followed(tmp_path):
     """There the image processor's settings are a part of processor_config.json."""
     transformers = pytest.importorskip("transformers")
@@ -161,7 +156,6 @@ def test_a_processor_s_file_of_transformers_5_is_followed(tmp_path):
     assert agree(tmp_path, other)
 
 
-@patched(7)
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -180,7 +174,6 @@ def test_a_classifier_s_processor_is_followed(tmp_path, kind, settings):
     assert agree(tmp_path, processor)
 
 
-@patched(7)
 def test_a_processor_that_squashes_and_then_cuts_is_followed(tmp_path):
     transformers = pytest.importorskip("transformers")
     processor = transformers.DeiTImageProcessor(
@@ -202,7 +195,6 @@ def test_a_margin_is_timm_s(margin):
         assert (ours - theirs(image)).abs().max() <= 1.01 / 255 / min(CLIP_STD)
 
 
-@patched(1)
 @pytest.mark.parametrize("margin", [0.8, 0.95])
 def test_a_margin_around_a_squashed_picture_is_timm_s(margin):
     timm_data = pytest.importorskip("timm.data")
@@ -396,7 +388,6 @@ def test_every_change_works_wherever_its_strength_falls(monkeypatch, number):
     every_strength(monkeypatch, number)
 
 
-@patched(1)
 def test_solarizing_works_wherever_its_strength_falls(monkeypatch):
     """torchvision refuses a threshold beyond the largest value there is."""
     every_strength(monkeypatch, *numbers("solarize"))

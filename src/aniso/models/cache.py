@@ -12,6 +12,8 @@ from aniso.errors import AnisoError
 from aniso.models.head import ClassWeights
 from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile
+from aniso.weights.fingerprint import tensor_hash
+from aniso.weights.jsontext import parse_object
 
 _VERSION = "1"
 
@@ -35,24 +37,25 @@ class WeightsCache:
     def get(self, key: str, classes: ClassList) -> ClassWeights | None:
         """What was kept under a key; a damaged file is as good as none."""
         path = self._path(key)
-        if path is None or not path.is_file():
+        if path is None:
             return None
         try:
             file = SafetensorsFile(RawFile(path))
-            said = json.loads(file.metadata.get("aniso", "{}"))
+            said = parse_object(file.metadata.get("aniso", "").encode())
             weight = file.read("weight")
         except (AnisoError, OSError, ValueError):
             return None
-        if said.get("key") != key or said.get("names") != list(classes.names) or weight.ndim != 2:
+        notes = said.get("notes")
+        if said != _record(key, ClassWeights(classes.names, weight), notes) or not isinstance(notes, list):
             return None
-        return ClassWeights(classes.names, weight, notes=tuple(said.get("notes", ())))
+        return ClassWeights(classes.names, weight, notes=tuple(map(str, notes)))
 
     def put(self, key: str, weights: ClassWeights) -> None:
         """Keep, if the directory can be written to; class weights can always be built again."""
         path = self._path(key)
         if path is None:
             return
-        said = {"version": _VERSION, "key": key, "names": weights.names, "notes": weights.notes}
+        said = _record(key, weights, list(weights.notes))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_safetensors(path, {"weight": weights.weight}, {"aniso": json.dumps(said)}, overwrite=True)
@@ -61,3 +64,9 @@ class WeightsCache:
 
     def _path(self, key: str) -> Path | None:
         return self.directory / f"{_VERSION}-{key}.safetensors" if self.directory is not None else None
+
+
+def _record(key: str, weights: ClassWeights, notes: object) -> dict[str, object]:
+    """What a file says of itself; the hash tells a damaged one."""
+    values = tensor_hash(weights.weight)
+    return {"version": _VERSION, "key": key, "names": list(weights.names), "notes": notes, "values": values}

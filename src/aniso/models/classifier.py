@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import pixels_of
-from aniso.models.loading import fill, needs
+from aniso.models.loading import building, data_only, fill, keys_misfit, needs, shape_misfit
 from aniso.models.transforms import Pixels
-from aniso.weights import Ref, open_weights
+from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
+
+# arguments of timm's own that would open a file, or choose one
+_TIMMS_OWN = (
+    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
+    "checkpoint_path", "cache_dir", "num_classes",
+)  # fmt: skip
 
 
 def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder:
@@ -27,11 +34,11 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
         raise needs("hf", "transformers") from None
     kind = said.get("model_type")
     try:
-        settings = {k: v for k, v in said.items() if k not in ("model_type", "auto_map")}
+        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
         network: Any = AutoModelForImageClassification.from_config(  # type: ignore[no-untyped-call]
             AutoConfig.for_model(str(kind), **settings)
         )
-    except (ValueError, KeyError, TypeError) as e:
+    except Exception as e:  # transformers' own for wrong settings have no base in common
         raise InputError(
             "MODEL-NAME",
             f"'{printable(path)}' holds no model that gives image features",
@@ -40,9 +47,10 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
             expected="a CLIP or an image classifier",
             fix="aniso inspect DIR",
         ) from None
-    fill(network, open_weights(path if weights is None else weights))
+    network = _filled(network, open_weights(path if weights is None else weights))
     labels = {int(i): str(label) for i, label in network.config.id2label.items()}
     classes = tuple(labels[i] for i in sorted(labels))
+    _require_one_head(network)
     family = Family(_features, own_head=_own_head, own_classes=classes)
     config, _ = transformers_config(said)
     return Encoder(name, network.float(), family, pixels_of(path, network), config)
@@ -74,27 +82,30 @@ def load_timm(
         raise UsageError(
             "MODEL-NAME", f"timm has no model '{printable(architecture)}'", fix="timm.list_models()"
         )
-    settings = dict(said.get("model_args") or {})
-    network: Any = timm.create_model(
-        architecture, pretrained=False, num_classes=said.get("num_classes", head or 1000), **settings
-    )
+    with building(name):
+        settings = dict(said.get("model_args") or {})
+        settings = {key: settings[key] for key in settings if key not in _TIMMS_OWN}
+        settings["num_classes"] = said.get("num_classes", head or 1000)
+        network: Any = timm.create_model(architecture, pretrained=False, **settings)
     fill(network, source)
     from timm.data.config import resolve_data_config
 
-    data: Any = resolve_data_config(  # type: ignore[no-untyped-call]
-        said.get("pretrained_cfg") or {}, model=network
-    )
-    pixels = Pixels(
-        int(data["input_size"][-1]),
-        tuple(data["mean"]),
-        tuple(data["std"]),
-        "bilinear" if data["interpolation"] == "bilinear" else "bicubic",
-        "squash" if data.get("crop_mode") == "squash" else "shortest",
-        float(data["crop_pct"]),
-    )
+    with building(name):
+        data: Any = resolve_data_config(  # type: ignore[no-untyped-call]
+            said.get("pretrained_cfg") or {}, model=network
+        )
+        pixels = Pixels(
+            int(data["input_size"][-1]),
+            tuple(data["mean"]),
+            tuple(data["std"]),
+            "bilinear" if data["interpolation"] == "bilinear" else "bicubic",
+            "squash" if data.get("crop_mode") == "squash" else "shortest",
+            float(data["crop_pct"]),
+        )
     classes = tuple(str(n) for n in said.get("label_names") or ()) or tuple(
         str(i) for i in range(network.num_classes)
     )
+    _require_one_head(network)
     return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), pixels)
 
 
@@ -104,6 +115,50 @@ def _last(network: Any) -> nn.Module:
         found: nn.Module = network.get_classifier()
         return found
     return network.classifier if hasattr(network, "classifier") else network.head  # type: ignore[no-any-return]
+
+
+def _require_one_head(network: Any) -> None:
+    """Features are what goes into the last layer, so there must be just one."""
+    own = ("classifier", "head", "get_classifier")
+    last = _last(network) if any(hasattr(network, name) for name in own) else None
+    if not isinstance(last, nn.Module) or hasattr(network, "dist_head"):
+        raise InputError(
+            "MODEL-NAME",
+            f"{type(network).__name__} has no layer, or more than one, that gives its classes",
+            expected="a classifier with one head",
+            fix="choose another model: those trained by distillation often come without it, too",
+        )
+
+
+def _filled(network: Any, source: WeightSource) -> Any:
+    """A network with its weights. In files, transformers has older names for some, and translates them."""
+    if not set(network.state_dict()) - set(source.tensors):
+        fill(network, source)
+        return network
+    from transformers.utils import logging as said
+
+    logging: Any = said
+    bars, loudness = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        made, report = type(network).from_pretrained(
+            None,
+            config=network.config,
+            state_dict={key: source.read(key) for key in source.tensors},
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        logging.set_verbosity(loudness)
+        if bars:
+            logging.enable_progress_bar()
+    for key, found, expected in sorted(report["mismatched_keys"]):
+        raise shape_misfit(source, network, key, tuple(expected), tuple(found))
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise keys_misfit(source, network, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
+    return made
 
 
 def _features(network: Any, images: Tensor) -> Tensor:
@@ -117,13 +172,18 @@ def _features(network: Any, images: Tensor) -> Tensor:
     return seen[0].flatten(1)
 
 
+_DO_NOTHING = (nn.Sequential, nn.Flatten, nn.Dropout, nn.Identity)
+"""Beside a linear layer, to features that are flat, at evaluation."""
+
+
 def _own_head(network: Any) -> tuple[Tensor, Tensor | None]:
-    linear = [m for m in _last(network).modules() if isinstance(m, nn.Linear)]
-    if len(linear) != 1:
+    parts = [m for m in _last(network).modules() if not isinstance(m, _DO_NOTHING)]
+    linear = [m for m in parts if isinstance(m, nn.Linear)]
+    if len(linear) != 1 or len(parts) != 1:
         raise InputError(
             "MODEL-CLASSES",
             f"the head of {type(network).__name__} is not one linear layer",
-            found=f"{len(linear)} linear layers",
+            found=", ".join(type(m).__name__ for m in parts[:8]),
             fix="use its features with a head learned on them",
         )
     return linear[0].weight, linear[0].bias

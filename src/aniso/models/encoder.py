@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, final
@@ -72,7 +73,6 @@ class Encoder(nn.Module):
         # the very dictionaries, not copies: what is moved or composed here is moved and composed there
         self.__dict__.update({part: network.__dict__[part] for part in _SHARED})
         self.__dict__["_network"] = network
-        self._memo: dict[str, Any] = {}
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         self.eval()
@@ -170,20 +170,17 @@ class Encoder(nn.Module):
         return of_prompts(shaped, classes.names, self.logit_scale, notes)
 
     def _text_key(self, classes: ClassList) -> str:
-        """Changes with anything that class weights depend on. Tensors are hashed again once written to."""
+        """Changes with anything that class weights depend on.
+
+        Tensors are hashed every time: they can be written to in ways that leave no trace.
+        """
         assert self.family.tokens is not None
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
         tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
-        versions = {key: (t._version, t.data_ptr()) for key, t in tensors.items()}
-        if self._memo.get("versions") != versions:
-            self._memo = {
-                "versions": versions,
-                "hash": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
-            }
         config = self.model_config
         words = {
-            "text": self._memo["hash"],
+            "text": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
             "tokens": self.family.tokens.fingerprint,
             "classes": classes.key,
             "config": f"{config.activation} {config.heads} {config.unusual}",
@@ -194,12 +191,15 @@ class Encoder(nn.Module):
         """The classifier's own head, its rows put into the task's order by name."""
         assert self.family.own_head is not None
         weight, bias = self.family.own_head(self._network)
-        place = {_plain(name): i for i, name in enumerate(self.family.own_classes)}
+        own = [_plain(name) for name in self.family.own_classes[: len(weight)]]
+        often = Counter(own)
+        place = {name: i for i, name in enumerate(own) if often[name] == 1}
         missing = [name for name in classes.names if _plain(name) not in place]
         if missing:
             raise InputError(
                 "MODEL-CLASSES",
-                f"'{self.name}' has a head of its own, without {len(missing)} of the task's classes",
+                f"'{self.name}' has a head of its own, where {len(missing)} of the task's classes are not "
+                "found, or found twice",
                 found=printable(", ".join(missing[:8])),
                 expected=printable(", ".join(self.family.own_classes[:8])) + " …",
                 fix="use a task with the classes it was trained for, or a CLIP",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from aniso.errors import InputError, printable
 from aniso.models.encoder import Encoder, Family
-from aniso.models.loading import fill, needs
+from aniso.models.loading import building, data_only, fill, needs
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
@@ -28,12 +29,13 @@ def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
     said = read_json(path / "config.json")
     config, _ = transformers_config(said)
     network: Any
-    if said.get("model_type") == CLIP_VISION:
-        network = CLIPVisionModelWithProjection(CLIPVisionConfig.from_dict(said))
-        family = Family(_image)
-    else:
-        network = CLIPModel(CLIPConfig.from_dict(said))
-        family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
+    with building(path):
+        if said.get("model_type") == CLIP_VISION:
+            network = CLIPVisionModelWithProjection(CLIPVisionConfig.from_dict(data_only(said)))
+            family = Family(_image)
+        else:
+            network = CLIPModel(CLIPConfig.from_dict(data_only(said)))
+            family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
     _filled(network, open_weights(path) if weights is None else None, path, weights)
     return Encoder(name, network.float(), family, pixels_of(path, network), config)
 
@@ -44,9 +46,20 @@ def _filled(network: Any, own: WeightSource | None, path: Path, weights: Ref | N
         return
     assert weights is not None
     tuned = open_weights(weights)
-    if not any("text_model" in key for key in tuned.tensors) and hasattr(network, "text_model"):
-        fill(network, open_weights(path))  # an image encoder alone: text stays the base's
-    fill(network, tuned, optional=("text_model.", "text_projection.", "logit_scale"))
+    activation = transformers_config(network.config.to_dict())[0].activation
+    if tuned.info.config.activation not in (None, activation):
+        raise InputError(
+            "CKPT-ACTIVATION",
+            f"'{tuned.label}' was trained with another activation than '{printable(path)}'",
+            expected=activation,
+            found=tuned.info.config.activation,
+            fix="choose weights that were tuned from this model",
+        )
+    if any("text_model" in key for key in tuned.tensors):
+        fill(network, tuned)
+        return
+    fill(network, open_weights(path))  # an image encoder alone: the rest stays the base's
+    fill(network, tuned, optional=("text_model.", "text_projection.", "logit_scale", "visual_projection."))
 
 
 def _image(network: Any, images: Tensor) -> Tensor:
@@ -60,23 +73,60 @@ def _text(network: Any, ids: Tensor) -> Tensor:
 
 
 def pixels_of(path: Path, network: Any) -> Pixels:
-    """What preprocessor_config.json says, and CLIP's usual values for what it does not."""
-    file = path / "preprocessor_config.json"
-    said = read_json(file) if file.is_file() else {}
+    """What the image processor's file says, and CLIP's usual values for what it does not."""
+    said = _processor(path)
     config = getattr(network.config, "vision_config", network.config)
-    size = int(getattr(config, "image_size", 224) or 224)
-    mean, std = (said.get(f"image_{what}") for what in ("mean", "std"))
+    size = _side(getattr(config, "image_size", None)) or 224
+    resized, cropped = said.get("size"), said.get("crop_size")
+    both = isinstance(resized, dict) and "height" in resized
+    short = _side(resized) or size
+    crops = bool(said.get("do_center_crop", cropped is not None or not said))
+    share = said.get("crop_pct")
+    if isinstance(share, float) and not crops:  # ConvNeXT's rule, which ResNets have, too
+        size, margin, squash = short, share if short < 384 else 1.0, short >= 384
+    elif crops:
+        size = _side(cropped) or size
+        # a little more, so that dividing again gives the whole number
+        margin, squash = 1.0 if short == size else size / (short + 0.01), both
+    else:
+        size, margin, squash = short, 1.0, both or isinstance(resized, int)
     return Pixels(
         size,
-        _three(mean) or CLIP_MEAN,
-        _three(std) or CLIP_STD,
+        three(said.get("image_mean")) or CLIP_MEAN,
+        three(said.get("image_std")) or CLIP_STD,
         "bilinear" if said.get("resample") == 2 else "bicubic",
-        "shortest" if said.get("do_center_crop", True) else "squash",
+        "squash" if squash else "shortest",
+        margin,
     )
 
 
-def _three(values: object) -> tuple[float, float, float] | None:
-    if isinstance(values, list) and len(values) == 3 and all(isinstance(v, int | float) for v in values):
+def _processor(path: Path) -> dict[str, Any]:
+    """A file of its own, or, from transformers 5 on, a part of the whole processor's."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (path / name).is_file():
+            said = read_json(path / name)
+            return _object(said.get("image_processor")) or said
+    return {}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _side(value: object) -> int | None:
+    """Of a square: written as a number, or under one of several names."""
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("shortest_edge", "height") if name in value), None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def three(values: object) -> tuple[float, float, float] | None:
+    """A value for each colour, if it is one."""
+    if (
+        isinstance(values, list | tuple)
+        and len(values) == 3
+        and all(isinstance(v, int | float) for v in values)
+    ):
         return float(values[0]), float(values[1]), float(values[2])
     return None
 
@@ -103,10 +153,14 @@ class HuggingFaceTokens:
 
         present = [n for n in ("tokenizer.json", "vocab.json", "merges.txt") if (self._path / n).is_file()]
         if "tokenizer.json" in present or {"vocab.json", "merges.txt"} <= set(present):
-            made = CLIPTokenizer.from_pretrained(str(self._path), local_files_only=True)
-            if len(made) == self._size:
-                return made
-            present.append(f"{len(made)} tokens")
+            try:
+                made = CLIPTokenizer.from_pretrained(str(self._path), local_files_only=True)
+            except Exception as e:  # the tokenizers library has no narrower one
+                present.append(f"damaged ({type(e).__name__})")
+            else:
+                if len(made) == self._size:
+                    return made
+                present.append(f"{len(made)} tokens")
         raise InputError(
             "MODEL-TOKENIZER",
             f"'{printable(self._path)}' has no tokenizer that fits its text tower",
@@ -117,7 +171,7 @@ class HuggingFaceTokens:
 
     @property
     def fingerprint(self) -> str:
-        text = self._tokenizer.backend_tokenizer.to_str()
+        text = backend_text(self._tokenizer)
         return hashlib.sha256(f"{self._length}\n{text}".encode()).hexdigest()
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
@@ -133,3 +187,9 @@ class HuggingFaceTokens:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
+
+
+def backend_text(tokenizer: Any) -> str:
+    """A fast tokenizer in full, but for what the last call left in it: how it padded and cut."""
+    said: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({key: said[key] for key in said if key not in ("padding", "truncation")})

@@ -8,6 +8,7 @@ from pathlib import Path
 from aniso.errors import InputError, UsageError, printable
 from aniso.models import classifier, hugging_face, open_clip
 from aniso.models.encoder import Encoder
+from aniso.models.loading import require_activation
 from aniso.weights import Ref
 from aniso.weights.directory import read_json
 from aniso.weights.hub import fetch, looks_like_hub_id
@@ -24,9 +25,11 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     no code from a model's repository is ever run.
     """
     text = str(name)
-    path = Path(text).expanduser()
+    if not text:
+        raise UsageError("MODEL-NAME", "the model has no name", fix="for example mini, or ViT-B-32")
     if text == MINI:
         return hugging_face.load(mini_directory(), MINI, weights)
+    path = _path(text)
     if path.is_dir():
         return _directory(path, path.resolve().name, weights, activation)
     if text.startswith("timm:"):
@@ -39,6 +42,7 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
             f"'{printable(text)}' is a file of weights; which architecture are they of?",
             fix=f"load_model('ViT-B-32', weights='{printable(text)}')",
         )
+    open_clip.require_for(text)
     if looks_like_hub_id(text):
         return _directory(fetch(text).path, text, weights, activation)
     near = open_clip.close_names(text)
@@ -49,6 +53,21 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
         likely=f"you meant {' or '.join(near)}" if near else "",
         fix=f"{near[0]}" if near else "aniso doctor",
     )
+
+
+def _path(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as e:  # too long, or in the home of nobody
+        raise InputError(
+            "MODEL-NAME",
+            f"there is no model '{printable(text)}'",
+            reason=getattr(e, "strerror", None) or printable(e),
+            expected="an open_clip name, a directory, a hub id owner/name, timm:NAME, or mini",
+            fix="aniso doctor",
+        ) from None
+    return path
 
 
 def mini_directory() -> Path:
@@ -82,6 +101,7 @@ def _directory(path: Path, name: str, weights: Ref | None, activation: str | Non
     kind = read_json(path / "config.json").get("model_type")
     if kind not in (hugging_face.CLIP, hugging_face.CLIP_VISION):
         return classifier.load_directory(path, name, weights)
+    require_activation(activation)
     made = hugging_face.load(path, name, weights)
     if activation and made.model_config.activation not in (None, activation):
         raise InputError(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.vectors.block_source import ACTIVATIONS, require_model
 from aniso.vectors.naming import recognise
 from aniso.weights import WeightSource
 
@@ -18,30 +21,18 @@ def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] 
     Names that begin with one of ``optional`` may be missing: a fine-tuned image encoder often comes without
     the text tower, which then stays as it is.
     """
+    require_model(source)
     wanted = dict(network.state_dict())
     names = _matched(source, wanted)
     missing = [name for name in wanted if name not in names and not name.startswith(optional or ("\0",))]
     extra = [key for key in source.tensors if key not in set(names.values()) and source.tensors[key].is_float]
     extra = [key for key in extra if key not in source.aliases]
     if missing or extra:
-        raise InputError(
-            "CKPT-KEYS",
-            f"'{source.label}' does not fit the model {type(network).__name__}",
-            missing=_some(missing),
-            extra=_some(extra),
-            fix="name the architecture that these weights are of, or rename with aniso convert",
-        )
+        raise keys_misfit(source, network, missing, extra)
     with torch.no_grad():
         for name, key in names.items():
             if source.tensors[key].shape != tuple(wanted[name].shape):
-                raise InputError(
-                    "CKPT-SHAPE",
-                    f"'{source.label}' does not fit the model {type(network).__name__}",
-                    key=printable(key),
-                    expected=tuple(wanted[name].shape),
-                    found=source.tensors[key].shape,
-                    fix="name the architecture that these weights are of",
-                )
+                raise shape_misfit(source, network, key, tuple(wanted[name].shape), source.tensors[key].shape)
             wanted[name].copy_(source.read(key))  # state dicts share memory with the network
     left = [
         key for key in source.tensors if key not in set(names.values()) and not source.tensors[key].is_float
@@ -56,9 +47,77 @@ def _matched(source: WeightSource, wanted: Mapping[str, object]) -> dict[str, st
     return max(plain, {name: key for name, key in standard.items() if name in wanted}, key=len)
 
 
+def keys_misfit(source: WeightSource, network: nn.Module, missing: list[str], extra: list[str]) -> InputError:
+    """The error for names that only one of a file and a network has."""
+    return InputError(
+        "CKPT-KEYS",
+        f"'{source.label}' does not fit the model {type(network).__name__}",
+        missing=_some(missing),
+        extra=_some(extra),
+        fix="name the architecture that these weights are of, or rename with aniso convert",
+    )
+
+
+def shape_misfit(
+    source: WeightSource, network: nn.Module, key: str, expected: tuple[int, ...], found: tuple[int, ...]
+) -> InputError:
+    """The error for a tensor of another shape."""
+    return InputError(
+        "CKPT-SHAPE",
+        f"'{source.label}' does not fit the model {type(network).__name__}",
+        key=printable(key),
+        expected=expected,
+        found=found,
+        fix="name the architecture that these weights are of",
+    )
+
+
 def _some(names: list[str]) -> str:
     shown = printable(", ".join(names[:4]))
     return f"{shown} … {len(names) - 4} more" if len(names) > 4 else shown
+
+
+_ASKS_FOR_CODE = ("auto_map", "trust_remote_code", "_target_", "custom_pipelines")
+
+
+def data_only(said: Any) -> Any:
+    """A configuration without what would fetch or choose code, or another number format, at any depth."""
+    if isinstance(said, list):
+        return [data_only(value) for value in said]
+    if not isinstance(said, dict):
+        return said
+    return {
+        key: data_only(value)
+        for key, value in said.items()
+        if key not in (*_ASKS_FOR_CODE, "dtype", "torch_dtype") and "implementation" not in key
+    }
+
+
+@contextlib.contextmanager
+def building(where: object) -> Iterator[None]:
+    """Around a library that builds what a configuration says: it may raise anything if that is no model."""
+    try:
+        yield
+    except (AnisoError, ImportError):
+        raise
+    except Exception as e:
+        raise InputError(
+            "DIR-CONFIG",
+            f"the configuration of '{printable(where)}' describes no model that can be built",
+            reason=printable((str(e) or type(e).__name__).partition("\n")[0]),
+            fix="download it again, or name the architecture and give the directory as its weights",
+        ) from None
+
+
+def require_activation(said: str | None) -> None:
+    """Of the two that a CLIP can have; a misspelt one must not become the other."""
+    if said not in (None, *ACTIVATIONS):
+        raise UsageError(
+            "CKPT-ACTIVATION",
+            f"there is no activation '{printable(said)}'",
+            expected=" or ".join(ACTIVATIONS),
+            fix="choose one of the two, or leave it out",
+        )
 
 
 def needs(extra: str, package: str) -> UsageError:

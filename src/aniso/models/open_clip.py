@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -14,20 +16,27 @@ from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
-from aniso.models.loading import fill, needs
+from aniso.models.hugging_face import backend_text, three
+from aniso.models.loading import building, fill, needs, require_activation
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
-from aniso.weights.directory import read_json
-from aniso.weights.hub import looks_like_hub_id
-from aniso.weights.source import ModelConfig
+from aniso.weights.directory import open_clip_config, read_json
+from aniso.weights.hub import fetch, looks_like_hub_id
 
 QUICK = "-quickgelu"
+_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 def is_name(name: str) -> bool:
     """Whether open_clip knows an architecture of that name; a slash may stand for a dash."""
     library = _library(required=False)
     return library is not None and clean(name) in library.list_models()
+
+
+def require_for(name: str) -> None:
+    """Without open_clip, its names look like hub ids or like nothing at all: say what is missing."""
+    if _library(required=False) is None and re.fullmatch(r"(ViT-|RN\d)[\w/-]+|[\w-]+", name):
+        raise needs("openclip", "open_clip")
 
 
 def clean(name: str) -> str:
@@ -49,7 +58,8 @@ def load(name: str, weights: Ref | None, activation: str | None = None) -> Encod
         raise _no_tag(library, architecture, weights)
     if weights is None:
         raise _no_tag(library, architecture, None)
-    source = _open_tag(architecture, str(weights), tag) if tag else open_weights(weights)
+    source = _open_tag(architecture, str(weights), tag) if tag else _opened(weights)
+    require_activation(activation)
     quick = bool(config.get("quick_gelu", False))
     quick = _agreed(architecture, weights, quick, tag, source, activation)
     return _build(f"{architecture}:{_short(weights)}", {**config, "quick_gelu": quick}, source, tag)
@@ -59,19 +69,26 @@ def load_directory(
     path: Path, name: str, weights: Ref | None = None, activation: str | None = None
 ) -> Encoder:
     """A directory as open_clip pushes it to the hub; its configuration says which activation it has."""
+    _library()
     said = read_json(path / "open_clip_config.json")
     config = said.get("model_cfg", said)
-    source = open_weights(path if weights is None else weights)
-    own = "quick_gelu" if config.get("quick_gelu") else "gelu"
+    with building(path):
+        config = {**config, "vision_cfg": dict(config["vision_cfg"]), "text_cfg": dict(config["text_cfg"])}
+    source = _opened(path if weights is None else weights)
+    own = _name(bool(config.get("quick_gelu")))
+    require_activation(activation)
     if activation and activation != own:
         raise _mismatch(name, own, activation, "the directory's configuration")
+    if weights is not None:
+        _agreed(name, weights, own == "quick_gelu", {}, source, activation)
     return _build(name, config, source, said.get("preprocess_cfg", {}))
 
 
 def _build(
     name: str, config: Mapping[str, Any], source: WeightSource, preprocess: Mapping[str, Any]
 ) -> Encoder:
-    network = _network(config)
+    with building(name):
+        network = _network(config)
     if not any(not key.startswith("visual.") for key in source.tensors):
         raise InputError(
             "CKPT-KEYS",
@@ -79,16 +96,12 @@ def _build(
             fix="load the base, and make a task vector of this file: aniso vector make",
         )
     fill(network, source)
-    vision, text = config["vision_cfg"], config["text_cfg"]
-    activation = "quick_gelu" if config.get("quick_gelu") else "gelu"
-    heads = (_heads(vision), text.get("heads"))
-    said = ModelConfig("open_clip", activation, heads)
     return Encoder(
         name,
         network.float(),
         Family(_image, _text, OpenClipTokens(config)),
         _pixels(network, preprocess),
-        said,
+        open_clip_config({"model_cfg": dict(config)}),
     )
 
 
@@ -110,6 +123,19 @@ def _network(config: Mapping[str, Any]) -> Any:
     return CustomTextCLIP(**settings) if custom else CLIP(**settings)
 
 
+def _opened(weights: Ref) -> WeightSource:
+    """Weights; of a directory that holds a model in several libraries' forms, open_clip's own."""
+    path = _place(weights) if isinstance(weights, str | Path) else None
+    if path is None and isinstance(weights, str) and looks_like_hub_id(weights):
+        path = fetch(str(weights)).path
+    own = next((path / file for file in _FILES if (path / file).is_file()), None) if path else None
+    source = open_weights(weights if own is None else own)
+    if own is not None and (own.parent / "open_clip_config.json").is_file():
+        config = open_clip_config(read_json(own.parent / "open_clip_config.json"))
+        source.info = replace(source.info, config=config)
+    return source
+
+
 def _open_tag(architecture: str, tag: str, config: Mapping[str, Any]) -> WeightSource:
     """The weights of a tag through the hub, whose files are data; never the pickled originals."""
     repository = str(config.get("hf_hub", "")).rstrip("/")
@@ -121,7 +147,7 @@ def _open_tag(architecture: str, tag: str, config: Mapping[str, Any]) -> WeightS
         )
     owner, name, *_ = repository.split("/")
     try:
-        return open_weights(f"{owner}/{name}")
+        return _opened(f"{owner}/{name}")
     except InputError as e:
         if e.code not in ("HUB-OFFLINE", "HUB-FETCH"):
             raise
@@ -157,16 +183,19 @@ def _agreed(
     if named and named != wanted:
         raise _mismatch(architecture, named, wanted, f"'{source.label}'")
     if not said and not named and wanted == "gelu" and looks_like_openai(source):
-        raise _mismatch(
-            architecture, "quick_gelu", "gelu", f"'{source.label}' looks like OpenAI's weights, which"
-        )
+        error = _mismatch(architecture, "quick_gelu", "gelu", f"'{source.label}' looks as if it")
+        error.likely = "OpenAI's weights, or tuned from them: values in 16 bits and a logit scale of 100"
+        error.fix += "; activation='gelu' if they are not OpenAI's"
+        raise error
     return wanted == "quick_gelu"
 
 
 def looks_like_openai(source: WeightSource) -> bool:
     """OpenAI's weights were published in 16 bits and with a logit scale of 100: both show in any copy."""
     scale = next((key for key in source.tensors if key.endswith("logit_scale")), None)
-    weight = next((key for key in source.tensors if key.endswith("in_proj_weight")), None)
+    # the text tower's, which fine-tuning leaves as it was
+    weights = [key for key in source.tensors if key.endswith("in_proj_weight")]
+    weight = min(weights, key=lambda key: "visual." in key, default=None)
     if scale is None or weight is None:
         return False
     hundred = abs(float(source.read(scale).float()) - math.log(100)) < 1e-3
@@ -203,18 +232,12 @@ def _text(network: Any, ids: Tensor) -> Tensor:
     return features
 
 
-def _heads(vision: Mapping[str, Any]) -> int | None:
-    if isinstance(vision.get("layers"), int) and "width" in vision:
-        return int(vision["width"]) // int(vision.get("head_width", 64))
-    return None
-
-
 def _pixels(network: Any, said: Mapping[str, Any]) -> Pixels:
     size = network.visual.image_size
     return Pixels(
         int(size[0] if isinstance(size, tuple | list) else size),
-        tuple(said.get("mean") or CLIP_MEAN),
-        tuple(said.get("std") or CLIP_STD),
+        three(said.get("mean")) or CLIP_MEAN,
+        three(said.get("std")) or CLIP_STD,
         "bilinear" if said.get("interpolation") == "bilinear" else "bicubic",
         "squash" if said.get("resize_mode") == "squash" else "shortest",
     )
@@ -239,24 +262,40 @@ class OpenClipTokens:
         from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
         name = self._text.get("hf_tokenizer_name")
+        settings = {**(self._text.get("tokenizer_kwargs") or {}), "context_length": self._length}
         if not name:
-            return SimpleTokenizer(context_length=self._length)
+            return self._fitting(SimpleTokenizer(**_known(settings, "clean")))
+        settings = {**_known(settings, "clean", "strip_sep_token", "language"), "trust_remote_code": False}
         try:
-            return HFTokenizer(name, context_length=self._length)
-        except OSError:
+            return HFTokenizer(name, tokenizer_mode=self._text.get("tokenizer_mode"), **settings)
+        except (OSError, ValueError) as e:
             raise InputError(
                 "MODEL-TOKENIZER",
                 f"the tokenizer '{printable(name)}' is not on this machine and could not be fetched",
+                reason=printable(str(e).partition("\n")[0]),
                 fix=f"hf download {printable(name)}",
             ) from None
+
+    def _fitting(self, made: Any) -> Any:
+        size = int(self._text.get("vocab_size", made.vocab_size))
+        if size != made.vocab_size:
+            raise InputError(
+                "MODEL-TOKENIZER",
+                "the text tower has another vocabulary than CLIP's own tokenizer",
+                expected=f"{made.vocab_size} tokens",
+                found=f"{size} tokens",
+                fix="add hf_tokenizer_name to text_cfg in open_clip_config.json",
+            )
+        return made
 
     @property
     def fingerprint(self) -> str:
         if self._text.get("hf_tokenizer_name"):
-            text = self._tokenizer.tokenizer.backend_tokenizer.to_str()
+            text = backend_text(self._tokenizer.tokenizer)
         else:
             text = "\n".join(f"{k} {v}" for k, v in sorted(self._tokenizer.encoder.items()))
-        return hashlib.sha256(f"{self._length}\n{text}".encode()).hexdigest()
+        how = [self._text.get(part) for part in ("tokenizer_kwargs", "tokenizer_mode")]
+        return hashlib.sha256(f"{self._length}\n{how}\n{text}".encode()).hexdigest()
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
         ids: Tensor = self._tokenizer(list(texts))
@@ -274,6 +313,11 @@ class OpenClipTokens:
         return {**self.__dict__, "_loaded": None}
 
 
+def _known(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Only what is known to be data: anything else would reach functions that may run code."""
+    return {name: settings[name] for name in ("context_length", *names) if name in settings}
+
+
 def _library(required: bool = True) -> Any:
     try:
         import open_clip
@@ -285,9 +329,15 @@ def _library(required: bool = True) -> Any:
 
 
 def _is_place(weights: str) -> bool:
-    return (
-        Path(weights).expanduser().exists() or looks_like_hub_id(weights) or "/" in weights or "." in weights
-    )
+    return _place(weights) is not None or looks_like_hub_id(weights) or "/" in weights or "." in weights
+
+
+def _place(weights: str | Path) -> Path | None:
+    try:
+        path = Path(weights).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # too long, or in the home of nobody
+        return None
 
 
 def _short(weights: Ref) -> str:

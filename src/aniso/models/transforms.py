@@ -18,6 +18,7 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _RATIO = (3 / 4, 4 / 3)
 _TRIES = 10
+_LONGEST = 32
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Pixels:
     resize: Literal["shortest", "squash"] = "shortest"
     """Scale the shorter side and cut the middle out, or scale both sides."""
     margin: float = 1.0
-    """The shorter side is scaled to size / margin before the middle is cut out."""
+    """The shorter side (or both) is scaled to size / margin before the middle is cut out."""
 
     def scaled(self, pixels: Tensor, height: int, width: int) -> Tensor:
         """Eight bits in, eight bits out, antialiased: torchvision's own, on tensors."""
@@ -66,14 +67,15 @@ class Whole(_View):
         from torchvision.transforms.v2.functional import center_crop_image
 
         image, size = _tensor(picture), self.pixels.size
-        if self.pixels.resize == "squash":
-            return self.pixels.scaled(image, size, size)
-        short = int(size / self.pixels.margin)
+        if self.pixels.resize == "shortest":
+            image = _shortened(image)
+        tall = wide = short = int(size / self.pixels.margin)
         height, width = image.shape[-2:]
         # the longer side is cut down to a whole number, as torchvision and Pillow pipelines do
-        tall, wide = (
-            (short, int(short * width / height)) if height < width else (int(short * height / width), short)
-        )
+        if self.pixels.resize == "shortest" and height < width:
+            wide = int(short * width / height)
+        elif self.pixels.resize == "shortest":
+            tall = int(short * height / width)
         middle: Tensor = center_crop_image(self.pixels.scaled(image, tall, wide), [size, size])
         return middle
 
@@ -146,6 +148,14 @@ def _tensor(picture: Image.Image) -> Tensor:
 
     out: Tensor = pil_to_tensor(picture)
     return out
+
+
+def _shortened(image: Tensor) -> Tensor:
+    """The middle of a picture much longer than wide: scaled, all of it could be more than memory holds."""
+    height, width = image.shape[-2:]
+    most = _LONGEST * min(height, width)
+    top, left = max(0, height - most) // 2, max(0, width - most) // 2
+    return image[:, top : top + most, left : left + most]
 
 
 def _uniform(rng: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
@@ -223,7 +233,7 @@ CHANGES: tuple[Change, ...] = (
     _pointwise("adjust_saturation", 0.05, 0.95),
     _pointwise("adjust_sharpness", 0.05, 0.95),
     _pointwise("posterize", 4, 9, whole=True),
-    _pointwise("solarize", 0, 256),
+    _pointwise("solarize", 0, 255),
     _moved(angle=30),
     _moved(shear=(16.7, 0)),
     _moved(shear=(0, 16.7)),

@@ -107,7 +107,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     if (path / "open_clip_config.json").exists():
         config = read_json(path / "open_clip_config.json")
         ignored, notes = _not_followed(config, "open_clip_config.json")
-        return replace(_open_clip_config(config), ignored=ignored), notes
+        return replace(open_clip_config(config), ignored=ignored), notes
     return ModelConfig(), []
 
 
@@ -116,7 +116,7 @@ def _not_followed(config: dict[str, Any], name: str) -> tuple[tuple[str, ...], l
     return ignored, [f"{name} fields not followed: {', '.join(ignored)}"] if ignored else []
 
 
-def _open_clip_config(config: dict[str, Any]) -> ModelConfig:
+def open_clip_config(config: dict[str, Any]) -> ModelConfig:
     model = _object(config.get("model_cfg"))
     vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
