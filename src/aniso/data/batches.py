@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -50,7 +51,7 @@ class Batch:
 
 @final
 class Batches:
-    """One pass over a split. Views are drawn by (seed, epoch, picture, view), the order without the view."""
+    """One pass over a split. Orders are drawn by (seed, epoch, picture), views also by view and visit."""
 
     def __init__(
         self,
@@ -75,7 +76,9 @@ class Batches:
         return -(-len(self.order) // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        groups = [self.order[i : i + self.size] for i in range(0, len(self.order), self.size)]
+        visits = _visits([self.split.keys[i] for i in self.order])
+        places = list(zip(self.order, visits, strict=True))
+        groups = [places[i : i + self.size] for i in range(0, len(places), self.size)]
         loader = DataLoader(
             self._pictures,
             batch_sampler=groups,
@@ -88,7 +91,8 @@ class Batches:
         for group, stacks in zip(groups, loader, strict=True):
             # eight bits cross from worker to here, a quarter of the bytes
             views = tuple(view.finish(stack) for view, stack in zip(self.views, stacks, strict=True))
-            yield Batch(views, labels[group] if labels is not None else None, tuple(group))
+            indices = tuple(i for i, _ in group)
+            yield Batch(views, labels[list(indices)] if labels is not None else None, indices)
 
 
 @final
@@ -104,13 +108,26 @@ class _Pictures(Dataset[tuple[Tensor, ...]]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, ...]:
+        """``place`` is the picture's, and how often it was visited before in this pass."""
+        index, visit = place
         picture = self._images.picture(index)
-        return tuple(view(picture, self._generator(index, view, n)) for n, view in enumerate(self._views))
+        words = (*self._words, self._keys[index], visit)
+        return tuple(view(picture, _generator(*words, view.name, n)) for n, view in enumerate(self._views))
 
-    def _generator(self, index: int, view: View, n: int) -> torch.Generator:
-        seed = draw.number(*self._words, self._keys[index], view.name, n)
-        return torch.Generator().manual_seed(seed)
+
+def _generator(*words: Hashable) -> torch.Generator:
+    return torch.Generator().manual_seed(draw.number(*words))
+
+
+def _visits(keys: Sequence[int]) -> list[int]:
+    """For every visit to a picture how many came before it: small splits are repeated within a pass."""
+    seen: Counter[int] = Counter()
+    out = []
+    for key in keys:
+        out.append(seen[key])
+        seen[key] += 1
+    return out
 
 
 def _stacked(samples: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
