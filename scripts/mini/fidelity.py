@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         for name in args.tasks:
             task = load_task(args.data / name)
             for storage, bank in banks.items():
-                cells = {"single": partial(single, encoder, bank, name, task.test)}
+                cells = {"single": partial(single, encoder, bank, name, task.split("test"))}
                 for seed in range(3 if storage in args.learn else 0):
                     cells[f"16-shot-{seed}"] = partial(learned, encoder, bank, name, task, seed)
                 for what, cell in cells.items():

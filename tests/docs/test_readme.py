@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pictures
 import tiny
 from aniso import Coefficients
 from aniso.errors import EXPLANATIONS
@@ -38,6 +39,8 @@ def shelf(tmp_path, monkeypatch):
             if "lora" in name:
                 parameter.normal_(0, 0.02)
     lora.save_pretrained(tmp_path / "loras/sun397")
+    pictures.folder(tmp_path / "photos/train", {"red_apple": 5, "frog": 5})
+    pictures.folder(tmp_path / "photos/test", {"red_apple": 3, "frog": 3}, 50)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,7 +55,7 @@ def test_every_aniso_command_in_the_readme_runs(shelf, aniso):
 
 
 def test_the_python_snippets_run_one_after_the_other(shelf, capsys):
-    vectors, learning = snippets("python")
+    vectors, learning, tasks = snippets("python")
     g = torch.Generator().manual_seed(0)
     scope: dict[str, object] = {
         "batches": [(torch.randn(4, 3, 16, 16, generator=g), torch.tensor([0, 1, 2, 0])) for _ in range(3)],
@@ -65,6 +68,10 @@ def test_the_python_snippets_run_one_after_the_other(shelf, capsys):
     learned = Coefficients.load("learned.safetensors")
     assert learned.vectors == ("cars", "sun397") and bool(learned.values.any())
     assert Path("learned-model.safetensors").exists()
+    exec(tasks, scope)  # noqa: S102
+    assert "of 6" in capsys.readouterr().out
+    assert len(scope["shots"]) == 8 and not hasattr(scope["unlabelled"], "labels")
+    assert scope["vector"].norm() > 0
 
 
 def test_the_two_commands_are_in_the_makefile():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -16,8 +15,7 @@ from aniso.data.decode import FORMATS, decode
 from aniso.data.splits import Labelled
 from aniso.data.task import Task
 from aniso.errors import AnisoError
-
-Told = Callable[[str, int, int], None]
+from aniso.weights.files import Told
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aniso.data.images import Images
 from aniso.errors import InputError, printable
@@ -40,8 +40,6 @@ class Reading:
     parts: Mapping[str, Part]
     notes: tuple[str, ...] = ()
     """What was ignored, and why, in words."""
-    spoken: Mapping[str, str] = field(default_factory=dict)
-    """Names to speak of classes by, where the files say so."""
     prompts: tuple[str, ...] = ()
 
 

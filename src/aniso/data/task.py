@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, final
@@ -15,6 +15,7 @@ from aniso.data.part import Part, Reading
 from aniso.data.readers import read, recognise
 from aniso.data.splits import Labelled, joined
 from aniso.errors import InputError, UnsafeError, UsageError, printable
+from aniso.weights.files import Told
 
 ROLES = ("train", "val", "test")
 _HOLDOUT = Carve(share=0.1, most=5000)
@@ -22,8 +23,6 @@ _THIRD = Carve(share=0.2)
 
 OnBadImage = Literal["error", "skip"] | int
 """What to do about pictures that cannot be read: stop, leave out, or leave out at most so many."""
-Told = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it goes."""
 
 
 @final
@@ -139,7 +138,7 @@ def _classes(card: Card, reading: Reading, prompts: tuple[str, ...]) -> ClassLis
     if card.classes:
         return ClassList(tuple(card.classes.values()), said)
     on_disk = dict.fromkeys(name for part in reading.parts.values() for name in part.classes)
-    return ClassList(tuple(reading.spoken.get(name, _spoken(name)) for name in on_disk), said)
+    return ClassList(tuple(_spoken(name) for name in on_disk), said)
 
 
 def _spoken(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +13,7 @@ from aniso.compose import Composition
 from aniso.data import Batches, Labelled
 from aniso.errors import InputError, NumericalError, UsageError
 from aniso.models import ClassWeights, Encoder
-
-Told = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it goes."""
+from aniso.weights.files import Told
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from aniso.models.transforms import Pixels, Transforms
 from aniso.vectors import BlockSource, Layout
 from aniso.vectors.block import Kind
 from aniso.weights import TensorMap
+from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 from aniso.weights.source import ModelConfig
 
 _TEXTS = 256
-Told = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it goes."""
 
 
 class Tokens(Protocol):

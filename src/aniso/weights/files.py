@@ -17,6 +17,8 @@ from aniso.weights.dtypes import as_bytes
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done."""
+Told = Callable[[str, int, int], None]
+"""Called with what is being done, how far it is, and how far it goes."""
 
 CHUNK = 1 << 20
 
