@@ -236,3 +236,18 @@ def test_a_half_precision_composition_bakes():
     baked, weights = composition.bake(), composition.weights()
     for key, value in weights.items():
         torch.testing.assert_close(baked.read(key), value, rtol=1e-3, atol=1e-4)
+
+
+def test_free_memory_heeds_a_containers_limit(tmp_path):
+    from aniso.compose.runtime import _free_of_container
+
+    assert _free_of_container(tmp_path) > 2**60
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("100\n")
+    assert _free_of_container(tmp_path) > 2**60
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert _free_of_container(tmp_path) == 900
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("500\n")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("600\n")
+    assert _free_of_container(tmp_path) == 0

@@ -19,12 +19,12 @@ from aniso.compose.coefficients import Coefficients
 from aniso.compose.division import Undivided
 from aniso.compose.slots import Slot
 from aniso.compose.stack import stacks_of
-from aniso.errors import InputError, NumericalError
+from aniso.errors import InputError
 from aniso.vectors import Bank, Block, BlockSource, Dense
 from aniso.vectors.block import tied_names
 from aniso.vectors.convert import convert
 from aniso.weights import Ref, TensorInfo, WeightSource
-from aniso.weights.dtypes import NAMES, TORCH, as_bytes
+from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
 
 
@@ -134,7 +134,8 @@ class Baked(WeightSource):
             rows = values[part.start : part.stop] if place.block.shape else values
             pieces.append(rows.T if part.transposed else rows)
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return _cast(whole.contiguous(), TORCH[self._tensors[name].dtype], name).clone()
+        dtype = TORCH[self._tensors[name].dtype]
+        return narrowed(whole.contiguous(), dtype, "the composed weights", name).clone()
 
     def _moves(self, block: Block) -> bool:
         return block.name in self._slots and bool(self._slots[block.name][1].any())
@@ -164,18 +165,3 @@ class Baked(WeightSource):
             for stack in stacks_of({vector: delta}, {vector: 0}):
                 stack.add_to(flat, row.unsqueeze(0).to(values.dtype), slot.division)
         return values
-
-
-def _cast(values: Tensor, dtype: torch.dtype, key: str) -> Tensor:
-    limit = torch.finfo(dtype).max
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    if not largest <= limit:
-        raise NumericalError(
-            "VECTOR-RANGE",
-            f"the composed weights leave the range of {str(dtype).removeprefix('torch.')}",
-            key=key,
-            found=f"{largest:.4g}",
-            expected=f"at most {limit:.4g}",
-            fix="use --dtype bf16 or fp32, or look for a coefficient that is too large: aniso coefficients",
-        )
-    return values.to(dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import torch
@@ -15,6 +17,10 @@ from aniso.errors import UsageError, printable
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's names for what can be set
+_CONTAINER = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 _SHARE = 0.8  # of the memory that is free: the model's activations need some, too
 
 
@@ -77,13 +83,28 @@ def show_bytes(count: float) -> str:
 
 
 def free_memory(device: torch.device) -> int:
+    """What can be had now: of the graphics card, or of the machine as far as a container lets us."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    return min(_free_of_machine(), _free_of_container(Path("/sys/fs/cgroup")))
+
+
+def _free_of_machine() -> int:
     try:
-        with open("/proc/meminfo") as lines:  # noqa: PTH123 (not a file of the user's)
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_of_container(place: Path) -> int:
+    """By either version of control groups; without a limit, more than any machine has."""
+    free = sys.maxsize
+    for limit, used in _CONTAINER:
+        try:
+            most = (place / limit).read_text().strip()
+            if most.isdecimal():
+                free = min(free, max(0, int(most) - int((place / used).read_text())))
+        except (OSError, ValueError):
+            continue
+    return free

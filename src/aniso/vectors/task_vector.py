@@ -27,6 +27,7 @@ from aniso.vectors.segment_format import FORMAT
 from aniso.vectors.segment_writer import write_segment
 from aniso.weights import PeftAdapter, Ref, SafetensorsFile, open_weights
 from aniso.weights.atomic import atomic_file
+from aniso.weights.dtypes import narrowed
 from aniso.weights.files import Progress
 
 Cells = Mapping[str, Callable[[], Delta]]
@@ -327,7 +328,7 @@ class TaskVector:
         for key, places in blocks.layout.places.items():
             pieces = [self._rows(blocks, place, coefficient, exact=home) for place in places]
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            result = _cast(whole.contiguous(), dtype, self.name, key)
+            result = narrowed(whole.contiguous(), dtype, f"the base with '{self.name}' added", key)
             for name in same.get(key, [key]):
                 yield name, result
         for block in blocks.layout.outside:
@@ -386,21 +387,6 @@ class TaskVector:
                 fix="open the bank it belongs to",
             )
         return cls.of_segment(segment, 0)
-
-
-def _cast(values: Tensor, dtype: torch.dtype, name: str, key: str) -> Tensor:
-    limit = torch.finfo(dtype).max
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    if not largest <= limit:
-        raise NumericalError(
-            "VECTOR-RANGE",
-            f"composing with '{name}' leaves the range of {str(dtype).removeprefix('torch.')}",
-            key=key,
-            found=f"{largest:.4g}",
-            expected=f"at most {limit:.4g}",
-            fix="use a smaller coefficient, or --dtype bf16 or fp32",
-        )
-    return values.to(dtype)
 
 
 def stored_vector(ref: Ref | TaskVector) -> TaskVector | None:

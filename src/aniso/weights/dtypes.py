@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from aniso.errors import NumericalError
+
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
@@ -52,3 +54,19 @@ def relative_rounding(dtype: str) -> float:
     """Relative error of rounding to ``dtype``, root mean square over significands even on a log scale."""
     # ulp^2/12 over the mean square of a log-uniform significand in [1, 2), which is 3 / (2 ln 2)
     return float(2.0 ** -_MANTISSA_BITS[dtype] / math.sqrt(12 * 3 / (2 * math.log(2))))
+
+
+def narrowed(values: Tensor, dtype: torch.dtype, whose: str, key: str) -> Tensor:
+    """Values in another float format; those that leave its range are an error, not infinity."""
+    limit = torch.finfo(dtype).max
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if not largest <= limit:
+        raise NumericalError(
+            "VECTOR-RANGE",
+            f"{whose}: values leave the range of {str(dtype).removeprefix('torch.')}",
+            key=key,
+            found=f"{largest:.4g}",
+            expected=f"at most {limit:.4g}",
+            fix="use --dtype bf16 or fp32, or a smaller coefficient",
+        )
+    return values.to(dtype)
