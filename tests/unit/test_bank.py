@@ -348,3 +348,21 @@ def test_five_hundred_vectors_and_one_element_blocks(tmp_path):
     assert len(bank) == 500
     assert bank.check() == []
     assert equal(bank["v499"].apply(base), tuned["v499"])
+
+
+def test_facts_about_vectors_stay_with_them(bank, models, tmp_path, aniso, refused):
+    assert bank.facts == {"cars": {}, "dtd": {}, "svhn": {}}
+    content = bank.content_hash
+    bank = bank.annotate({"cars": {"zero_shot": 0.25, "tuned": 0.5}})
+    bank = bank.annotate({"cars": {"tuned": 0.75}, "dtd": {"task": "textures"}})
+    assert bank.facts["cars"] == {"zero_shot": 0.25, "tuned": 0.75}
+    assert bank.content_hash == content  # what is known of vectors is no part of them
+    assert bank.check() == []
+    assert Bank.open(bank.path).only("dtd").facts == {"dtd": {"task": "textures"}}
+    packed = bank.only("cars").save(tmp_path / "packed", storage="int8")
+    assert packed.facts == {"cars": {"zero_shot": 0.25, "tuned": 0.75}}
+    added = bank.add(tmp_path / "base.safetensors", {"new": tiny.tuned(models[0], 9)})
+    assert added.facts["cars"]["tuned"] == 0.75 and added.facts["new"] == {}
+    assert "25.0% to 75.0%" in aniso("bank", "ls", bank.path).out
+    with refused("BANK-NAME", 2, "nobody"):
+        bank.annotate({"nobody": {"tuned": 1.0}})

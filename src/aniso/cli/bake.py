@@ -25,10 +25,9 @@ def bake(
 ) -> None:
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
     from aniso.compose import Baked, Coefficients
-    from aniso.vectors import Bank
 
     made = Coefficients.load(coefficients)
-    baked = Baked(base, Bank.open(bank), made, dtype=options.dtype(dtype))
+    baked = Baked(options.base_files(base), options.open_bank(bank), made, dtype=options.dtype(dtype))
     with show.progress("baking", baked.nbytes) as advance:
         notes = baked.save(out, to=to, activation=activation, overwrite=overwrite, progress=advance)
     if json:

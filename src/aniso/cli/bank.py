@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,9 +66,7 @@ def add(
     json: show.Json = False,
 ) -> None:
     """Add vectors to a bank."""
-    from aniso.vectors import Bank
-
-    bank = Bank.open(directory)
+    bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("adding", 2 * total) as advance:
         bank = bank.add(
@@ -86,9 +84,7 @@ def add(
 @app.command()
 def ls(directory: Directory, json: show.Json = False) -> None:
     """List a bank's vectors."""
-    from aniso.vectors import Bank
-
-    _report(Bank.open(directory), json, notes=False)
+    _report(options.open_bank(directory), json, notes=False)
 
 
 @app.command()
@@ -106,9 +102,8 @@ def plan(
 
     from aniso.compose import Partition, Plan, Runtime
     from aniso.compose.slots import Slots
-    from aniso.vectors import Bank
 
-    bank = Bank.open(directory)
+    bank = options.open_bank(directory)
     slots = Slots.of(bank, Partition.parse(partition))
     made = Plan.of(bank, slots, Runtime(memory=memory, stream=stream), torch.device("cpu"))
     if json:
@@ -124,9 +119,7 @@ def plan(
 @app.command()
 def check(directory: Directory, json: show.Json = False) -> None:
     """Read all of a bank and compare it with what was recorded."""
-    from aniso.vectors import Bank
-
-    bank = Bank.open(directory)
+    bank = options.open_bank(directory)
     total = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
     with show.progress("checking", 2 * total) as advance:  # hashed, then read block by block
         notes = bank.check(advance)
@@ -146,13 +139,17 @@ def quantise(
     json: show.Json = False,
 ) -> None:
     """Write a bank again in another storage, and say what was lost."""
-    from aniso.vectors import Bank
-
-    bank = Bank.open(directory)
+    bank = options.open_bank(directory)
     total = 4 * len(bank) * sum(block.numel for block in bank.layout.blocks)
     with show.progress("packing", total) as advance:
         packed = bank.save(out, storage=storage, overwrite=overwrite, progress=advance)
     _report(packed, json, notes=False)
+
+
+def _gain(facts: Any) -> str:
+    """The task's accuracy before and after fine-tuning, where the bank knows it."""
+    before, after = facts.get("zero_shot"), facts.get("tuned")
+    return f"{before:.1%} to {after:.1%}" if isinstance(before, float) and isinstance(after, float) else ""
 
 
 def _opened(
@@ -161,7 +158,7 @@ def _opened(
     from aniso.vectors import BlockSource
     from aniso.weights import open_weights
 
-    blocks = BlockSource(open_weights(base), scheme=scheme, activation=activation)
+    blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
     sources = {name: open_weights(ref) for name, ref in options.named_files(tuned).items()}
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     return blocks, sources, sum(source.nbytes for source in sources.values()) + len(sources) * dense
@@ -181,6 +178,7 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
                 "relative_error": vector.relative_error,
                 "storage": bank.storage_of(name),
                 "sha256": vector.provenance.sha256,
+                "facts": dict(bank.facts[name]),
             }
         )
     nbytes = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
@@ -202,11 +200,12 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
         return
     if notes:
         show.notes(bank.notes)
+    known = any(bank.facts.values())
     show.table(
-        ("vector", "from", "format", "blocks", "norm", "storage", "error"),
+        ("vector", "from", "format", "blocks", "norm", "storage", "error", *(("accuracy",) if known else ())),
         [
             (r["name"], r["from"], r["format"], f"{r['blocks']}/{len(bank.layout.blocks)}", r["norm"],
-             r["storage"], f"{r['relative_error']:.2%}")
+             r["storage"], f"{r['relative_error']:.2%}", *((_gain(r["facts"]),) if known else ()))
             for r in rows
         ],
     )  # fmt: skip

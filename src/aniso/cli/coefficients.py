@@ -29,7 +29,6 @@ def make(
     import torch
 
     from aniso.compose import Coefficients, Partition
-    from aniso.vectors import Bank
 
     numbers: dict[str, float] = {}
     for item in values:
@@ -37,7 +36,7 @@ def make(
         if name in numbers:
             raise UsageError("USAGE", f"vector '{name}' was given twice", fix="name each vector once")
         numbers[name] = number
-    chosen = Bank.open(bank).only(*numbers)
+    chosen = options.open_bank(bank).only(*numbers)
     zeros = Coefficients.zeros(chosen, Partition.whole())
     ordered = torch.tensor([numbers[name] for name in zeros.vectors])
     made = Coefficients(zeros.slots, ordered, zeros.origin)

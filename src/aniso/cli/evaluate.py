@@ -54,7 +54,7 @@ def evaluate(
             found = load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, told=told)
             result = run(subject, found.split(split), batch=batch, workers=workers, told=told)
         made = _record(encoder, what, found, split, result)
-        show.notes([*found.notes, *result.notes])
+        show.notes([*(f"{found.name}: {note}" for note in found.notes), *result.notes])
         if record is not None:
             _write(record, made, overwrite)
         rows.append(made)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from aniso.data.task import OnBadImage as OnBad
     from aniso.vectors import Bank as BankType
 
-Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, or a hub id.")]
-Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory.")]
+Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, a hub id, or mini.")]
+Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory, or mini.")]
 Storage = Annotated[
     str, typer.Option("--storage", help="fp32, fp16, bf16, int8, int4, residual4 or residual2.")
 ]
@@ -61,14 +61,21 @@ def bad_images(text: str) -> OnBad:
     )
 
 
-def open_bank(name: str) -> BankType:
+def open_bank(name: str | Path) -> BankType:
     """A bank by its directory, or one of those that come with the package by name."""
     from aniso.models import mini_bank
     from aniso.vectors import Bank
 
-    if not Path(name).exists() and name.split("-")[0] == "mini":
-        return Bank.open(mini_bank(name))
+    if not Path(name).exists() and str(name).split("-")[0] == "mini":
+        return Bank.open(mini_bank(str(name)))
     return Bank.open(name)
+
+
+def base_files(name: str) -> str:
+    """Where a base's files are: the small model that comes along is known by name."""
+    from aniso.models import mini_directory
+
+    return str(mini_directory()) if name == "mini" and not Path(name).exists() else name
 
 
 def dtype(name: str | None) -> torch.dtype | None:

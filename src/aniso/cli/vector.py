@@ -34,7 +34,7 @@ def make(
     from aniso.weights import open_weights
 
     source = open_weights(tuned)
-    blocks = BlockSource(open_weights(base), scheme=scheme, activation=activation)
+    blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     with show.progress("comparing", source.nbytes + 2 * dense) as advance:
         vector = TaskVector.between(
