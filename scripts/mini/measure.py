@@ -30,14 +30,14 @@ def command(spec: dict[str, Any], column: dict[str, Any], task: str, args: argpa
 def record_of(column: dict[str, Any], task: str, spec: dict[str, Any], records: Path) -> Path:
     kind = "linearised-" if column.get("linearised") else ""
     what = f"with-{kind}vector-{task}" if "bank" in column else "zero-shot"
-    return records / f"{task}-{spec['split']}-{what}.json"
+    return records / f"{spec['model']}-{task}-{spec['split']}-{what}.json"  # as aniso eval names them
 
 
 def table(spec: dict[str, Any], records: Path) -> str:
     """Accuracies in per cent with their 95 % intervals; means over the tasks, the control left out."""
     columns = list(spec["columns"])
     lines = [f"| task | classes | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    sums = dict.fromkeys(columns, 0.0)
+    found_in: dict[str, list[float]] = {name: [] for name in columns}
     for task in [*spec["tasks"], spec["control"]]:
         cells, classes = [], 0
         for name, column in spec["columns"].items():
@@ -50,11 +50,11 @@ def table(spec: dict[str, Any], records: Path) -> str:
             classes = found["classes"]
             cells.append(f"{found['accuracy']:.1%} ({low:.1%} to {high:.1%})")
             if task != spec["control"]:
-                sums[name] += found["accuracy"]
+                found_in[name].append(found["accuracy"])
         title = f"{task} (control)" if task == spec["control"] else task
         lines.append(f"| {title} | {classes} | {' | '.join(cells)} |")
-    means = " | ".join(f"{total / len(spec['tasks']):.1%}" for total in sums.values())
-    lines.append(f"| mean of {len(spec['tasks'])} tasks | | {means} |")
+    means = [f"{sum(all_) / len(all_):.1%} of {len(all_)}" if all_ else "" for all_ in found_in.values()]
+    lines.append(f"| mean of the tasks | | {' | '.join(means)} |")
     return "\n".join(lines) + "\n"
 
 

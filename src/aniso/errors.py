@@ -170,7 +170,8 @@ EXPLANATIONS: dict[str, str] = {
     "DIR-EMPTY": "The directory holds no weights under any of the names the field uses.",
     "DIR-INDEX": "The shard index and the shards disagree.",
     "DIR-PATH": "The shard index points outside of its directory.",
-    "DIR-CONFIG": "The directory's configuration file is not valid JSON, or not an object.",
+    "DIR-CONFIG": "The directory's configuration file is not valid JSON, not an object, or describes no "
+    "model that can be built.",
     "HUB-OFFLINE": "The model is not in the local cache and the network is switched off.",
     "HUB-FETCH": "The hub did not deliver the model.",
     "LORA-KIND": "Only adapters whose update can be computed exactly are read: LoRA, rsLoRA and DoRA with "
@@ -208,7 +209,7 @@ EXPLANATIONS: dict[str, str] = {
     "class weights that look right and are not.",
     "MODEL-CLASSES": "A classifier without a text tower knows only the classes it was trained for; they are "
     "matched by name.",
-    "MODEL-LIBRARY": "The library that this kind of model needs is an optional extra of aniso.",
+    "MODEL-LIBRARY": "The library that this needs is an optional extra of aniso.",
     "DATA-CARD": "A task card is a small TOML file; a key that is not known is an error, so that a typing "
     "mistake cannot pass for a setting.",
     "DATA-CLASS": "Classes are matched by name, never by position: every name must be unique, every class "

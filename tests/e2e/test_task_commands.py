@@ -79,6 +79,7 @@ def test_a_model_is_evaluated_on_a_folder(aniso, pets, model, tmp_path):
     assert str(tmp_path) not in record.read_text()
     assert json.loads(aniso("eval", model, "--task", pets, "--json").out) == [said]
     assert aniso("eval", model, "--task", pets, "--record", tmp_path / "records").code == 2
+    assert aniso("eval", model, "--task", pets, "--record", record).code == 2  # a file
 
 
 def test_a_vector_and_coefficients_are_evaluated_as_the_tuned_model(aniso, pets, model, tmp_path):

@@ -792,7 +792,7 @@ def test_f15_altered_batches_are_refused_unread(tmp_path, refused, monkeypatch, 
 def test_f15_missing_batches_are_missing(tmp_path, refused, monkeypatch):
     settings = cifar(tmp_path, monkeypatch)
     (tmp_path / "cifar-10-batches-py/data_batch_3").unlink()
-    with refused("DATA-MISSING", 3, "data_batch_3", "aniso task fetch"):
+    with refused("DATA-MISSING", 3, "data_batch_3", "complete the data set"):
         read("torchvision", tmp_path, settings)
 
 
@@ -868,7 +868,7 @@ def test_f15_what_torchvision_does_not_find(tmp_path, refused, name):
 def test_f15_packages_that_are_missing(tmp_path, refused, monkeypatch):
     for name in ("scipy", "scipy.io"):
         monkeypatch.setitem(sys.modules, name, None)
-    with refused("DATA-MISSING", 3, "StanfordCars", "pip install scipy"):
+    with refused("MODEL-LIBRARY", 3, "StanfordCars", "aniso[data]"):
         read("torchvision", tmp_path, {"dataset": "StanfordCars", "parts": {"train": {"split": "train"}}})
 
 

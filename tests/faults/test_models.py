@@ -601,7 +601,6 @@ def test_a_configuration_that_is_no_object(tmp_path, says, file, text):
         lambda config: config["model_cfg"]["vision_cfg"].update(width="wide"),
         lambda config: config["model_cfg"]["vision_cfg"].update(layers=-1, width=-5),
         lambda config: config["model_cfg"]["vision_cfg"].update(timm_model_name="nosuch"),
-        lambda config: config["model_cfg"]["vision_cfg"].update(timm_model_name="hf-hub:owner/nosuch"),
         lambda config: config["model_cfg"]["text_cfg"].update(hf_model_name="owner/nosuch"),
         lambda config: config["model_cfg"]["text_cfg"].update(heads=5),
     ],
@@ -609,6 +608,30 @@ def test_a_configuration_that_is_no_object(tmp_path, says, file, text):
 def test_an_open_clip_configuration_of_no_model(tmp_path, home, says, change):
     with says("DIR-CONFIG", 3, "describes no model"):
         load_model(copy_of(home / "oc", tmp_path / "m", change))
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("vision_cfg", "timm_model_name", "hf-hub:owner/nosuch"),
+        ("vision_cfg", "timm_model_name", "local-dir:{evil}"),
+        ("text_cfg", "hf_model_name", "{evil}"),
+        ("text_cfg", "hf_model_name", "../evil"),
+        ("text_cfg", "hf_model_name", ["x"]),
+    ],
+)
+def test_an_open_clip_configuration_cannot_bring_code(tmp_path, home, says, monkeypatch, part, key, value):
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "config.json").write_text('{"model_type": "new", "auto_map": {"AutoConfig": "conf.Evil"}}')
+    (evil / "conf.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').write('ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever asks is told to go on
+    monkeypatch.chdir(tmp_path)
+    said = value.format(evil=evil) if isinstance(value, str) else value
+    change = lambda config: config["model_cfg"][part].update({key: said})  # noqa: E731
+    with says("DIR-CONFIG", 4, key):
+        load_model(copy_of(home / "oc", tmp_path / "m", change))
+    assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize(

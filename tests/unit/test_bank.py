@@ -366,3 +366,7 @@ def test_facts_about_vectors_stay_with_them(bank, models, tmp_path, aniso, refus
     assert "25.0% to 75.0%" in aniso("bank", "ls", bank.path).out
     with refused("BANK-NAME", 2, "nobody"):
         bank.annotate({"nobody": {"tuned": 1.0}})
+    for value in (float("nan"), float("inf"), None, [1], torch.tensor(1.0)):
+        with refused("BANK-MANIFEST", 2, "tuned"):
+            bank.annotate({"cars": {"tuned": value}})
+    assert Bank.open(bank.path).facts["cars"]["tuned"] == 0.75

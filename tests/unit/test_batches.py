@@ -44,6 +44,14 @@ def test_workers_change_nothing(split, view):
         assert torch.equal(a.images, b.images)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_picture_that_cannot_be_read_is_named_from_any_process(tmp_path, workers, refused):
+    pictures.folder(tmp_path / "test", {"cat": 3, "dog": 3})
+    (tmp_path / "test" / "dog" / "001.png").write_bytes(b"")
+    with refused("IMAGE-READ", 3, "001.png"):
+        _all(load_task(tmp_path).test, VIEWS.eval, size=2, workers=workers)
+
+
 def test_batch_size_changes_no_picture(split):
     by_place = []
     for size in (2, 5):

@@ -17,6 +17,7 @@ from aniso.classes import ClassList
 from aniso.compose import Composition, Linearised, Partition, Tangent
 from aniso.data import Labelled, load_task
 from aniso.learn import Accuracy, Schedule, evaluate, finetune
+from aniso.learn.evaluate import _permuted
 from aniso.models import ClassWeights, load_model
 from aniso.vectors import Bank
 
@@ -116,6 +117,25 @@ def test_class_weights_of_other_classes_are_refused(encoder, task, refused):
     wrong_order = ClassWeights(("red", "blue"), head.weight)
     with refused("DATA-CLASS", 3, "order"):
         evaluate(encoder, task.test, head=wrong_order)
+
+
+@pytest.mark.parametrize("matrix", [[[14, 6], [7, 13]], [[0, 90], [0, 10]], [[9, 1], [1, 9]]])
+def test_weak_and_lazy_models_are_not_taken_for_permuted_labels(matrix, task):
+    assert _permuted(torch.tensor(matrix), task.test) == ()
+
+
+def test_what_has_no_labels_or_no_pictures_has_no_accuracy(encoder, task, refused):
+    for split in (task.test.unlabelled(), task.test.take([])):
+        with refused("DATA-SPLIT", 2, "labels"):
+            evaluate(encoder, split)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"batch": 0}, {"lr": -1}, {"lr": math.nan}, {"clip": 0}, {"lr": math.inf}]
+)
+def test_schedules_that_make_no_sense_are_refused(wrong, refused):
+    with refused("USAGE", 2, next(iter(wrong))):
+        Schedule(**{"epochs": 1, "lr": 1.0, **wrong})
 
 
 def test_evaluation_leaves_the_mode_as_it_was(encoder, task):

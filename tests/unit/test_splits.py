@@ -14,7 +14,7 @@ from PIL import Image
 from aniso.classes import ClassList
 from aniso.data import Labelled, Unlabelled, draw
 from aniso.data.images import Images
-from aniso.data.splits import joined, repeated
+from aniso.data.splits import joined
 
 
 class Named(Images):
@@ -148,12 +148,6 @@ def test_parts_join_in_order():
     assert both.images.content(2) == b"b0"
 
 
-def test_repeated_pictures_are_found_by_content():
-    a, b = split([0, 1, 0], "x"), split([0, 0], "x")
-    assert repeated(a, b) == [(0, 0), (1, 1)]
-    assert repeated(a, split([0], "y")) == []
-
-
 def test_manifests_change_with_pictures_and_labels_but_not_with_order():
     made = split([0, 1, 1])
     assert made.manifest == made.take([2, 0, 1]).manifest
@@ -226,6 +220,9 @@ def test_labels_cannot_be_reached_from_an_unlabelled_split_of_any_reader(kind, t
     del labelled
     for value in _reachable(unlabelled):
         assert not (isinstance(value, tuple | list) and list(value) == labels)
+    seen = [*unlabelled.images.ids, *(unlabelled.images.label(i) for i in range(6)), repr(unlabelled)]
+    assert not any(name in text for name in ("cat", "dog") for text in seen)
+    assert unlabelled.keys == load_task(tmp_path).test.keys  # the same views and orders
 
 
 # draws

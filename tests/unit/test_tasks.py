@@ -9,6 +9,7 @@ import pytest
 import pictures
 from aniso.data import load_task
 from aniso.data.card import known_card, known_tasks, read_card
+from aniso.errors import AnisoError
 
 
 def write_card(path, text):
@@ -202,3 +203,95 @@ def test_the_mini_tasks_are_read_where_they_are(mini_data):
         assert len(set.union(*ids)) == sum(map(len, ids))
         assert len(task.classes) == len({*task.classes.names})
         assert task.test.picture(0).mode == "RGB"
+
+
+# splits that would mix
+
+
+def test_a_picture_in_two_splits_is_an_error_whatever_its_label(tmp_path, refused):
+    pictures.folder(tmp_path / "pictures", {"cat": 3, "dog": 3})
+    rows = ["path,label,split"]
+    rows += [f"pictures/{kind}/{i:03}.png,{kind},train" for kind in ("cat", "dog") for i in range(3)]
+    (tmp_path / "list.csv").write_text("\n".join([*rows, "pictures/cat/000.png,dog,test"]))
+    with refused("DATA-SPLIT", 3, "000.png", "both"):
+        load_task(tmp_path / "list.csv")
+
+
+RULES = [
+    ('train = "all"\nval = "all"\ntest = "all"', "both"),
+    ('train = "all"\ntest = { per_class = 270 }', "cannot be cut"),
+    ('test = "all"\nval = { share = 0.5 }', "no train"),
+]
+
+
+@pytest.mark.parametrize(("rules", "says"), RULES)
+def test_rules_that_leak_or_leave_nothing_are_errors(tmp_path, rules, says, refused):
+    pictures.folder(tmp_path / "pets", {"cat": 4, "dog": 4})
+    write_card(
+        tmp_path / "task.toml", f'[reader]\nkind = "folder"\nparts = {{ all = "pets" }}\n[splits]\n{rules}'
+    )
+    with refused("DATA-SPLIT", 3, says):
+        load_task(tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["{}", "{ share = 0.5, per_class = 1 }"])
+def test_a_rule_says_one_thing(tmp_path, rule, refused):
+    with refused("DATA-CARD", 3, "per_class"):
+        read_card(write_card(tmp_path / "c.toml", f'[splits]\ntrain = "a"\nval = {rule}'))
+
+
+def test_cards_of_strangers_cannot_crash_the_reader(tmp_path, refused):
+    for text in ("a = " + "[" * 100_000, "epochs = " + "9" * 5000, "\0"):
+        with refused("DATA-CARD", 3):
+            read_card(write_card(tmp_path / "bad.toml", text))
+
+
+@pytest.mark.parametrize(
+    "names", [("pets-train-0.parquet", "pets-val-0.parquet"), ("x.train.parquet", "x.val.parquet")]
+)
+def test_shards_named_after_their_data_set_keep_their_parts(tmp_path, names):
+    for name, first in zip(names, (0, 50), strict=True):
+        pictures.parquet(tmp_path, "part", [0, 1, 0, 1], first)
+        (tmp_path / "part.parquet").rename(tmp_path / name)
+        _keys(tmp_path / name, first)
+    pictures.card(tmp_path, ["a", "b"])
+    task = load_task(tmp_path)
+    assert {role: len(split) for role, split in task.splits.items()} == {"train": 4, "val": 4}
+
+
+def _keys(path, first):
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(2, "key", [[f"{first + i}" for i in range(len(table))]]), path)
+
+
+def test_tables_of_a_configuration_are_found_in_its_folder(tmp_path):
+    pictures.card(pictures.parquet(tmp_path / "plain_text", "train", [0, 1] * 10), ["a", "b"])
+    assert len(load_task(tmp_path).train) == 18
+
+
+def test_a_folder_does_not_stand_in_for_a_known_task(tmp_path, monkeypatch, refused):
+    pictures.folder(tmp_path / "eurosat", {"x": 5, "y": 5})
+    monkeypatch.chdir(tmp_path)
+    with refused("DATA-MISSING", 3, "aniso task fetch eurosat"):
+        load_task("eurosat")
+    assert len(load_task("./eurosat").classes) == 2
+
+
+@pytest.mark.parametrize("ref", ["", "x" * 5000, "~nobody-of-that-name/x", "a\0b"])
+def test_names_that_are_none_are_refused(ref, refused):
+    with pytest.raises(AnisoError) as caught:
+        load_task(ref)
+    assert caught.value.code == "DATA-MISSING" and caught.value.fix
+
+
+def test_data_that_must_be_fetched_by_hand_say_how(tmp_path, refused):
+    with refused("DATA-MISSING", 3, "image-net.org"):
+        load_task("imagenet", tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["eror", -1, True, None])
+def test_a_policy_that_is_none_is_refused(damaged, policy, refused):
+    with refused("USAGE", 2):
+        load_task(damaged, on_bad_image=policy)

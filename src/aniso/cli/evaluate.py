@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_text
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +16,9 @@ from aniso.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
-    from aniso.data import Task
-    from aniso.learn import Accuracy
+    from aniso.data import Labelled, Task
     from aniso.models import Encoder
+    from aniso.weights.files import Told
 
 
 def evaluate(
@@ -42,29 +44,40 @@ def evaluate(
 ) -> None:
     """Evaluate a model on tasks: zero-shot, with one vector of a bank, or composed."""
     from aniso.data import load_task
-    from aniso.learn import evaluate as run
     from aniso.models import load_model
+    from aniso.weights.atomic import write_text
 
     encoder = load_model(model, weights)
-    what, subject = _subject(encoder, bank, vector, coefficients, linearised)
+    subject = _subject(encoder, bank, vector, coefficients, linearised)
     policy = options.bad_images(on_bad_image)
+    with show.telling() as told:
+        tasks = [
+            load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, told=told)
+            for name in task
+        ]
+    splits = [found.split(split) for found in tasks]
+    if record is not None:  # found out now, not after an hour
+        _require_free(record, [_file_name(encoder, found, split, subject) for found in tasks], overwrite)
     rows = []
-    for name in task:
+    for found, chosen in zip(tasks, splits, strict=True):
         with show.telling() as told:
-            found = load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, told=told)
-            result = run(subject, found.split(split), batch=batch, workers=workers, told=told)
-        made = _record(encoder, what, found, split, result)
-        show.notes([*(f"{found.name}: {note}" for note in found.notes), *result.notes])
+            made, notes = _measured(encoder, subject, found, chosen, split, batch, workers, told)
+        show.notes([*(f"{found.name}: {note}" for note in found.notes), *notes])
         if record is not None:
-            _write(record, made, overwrite)
+            text = json_text.dumps(made, indent=1, sort_keys=True) + "\n"
+            write_text(record / _file_name(encoder, found, split, subject), text, overwrite=overwrite)
         rows.append(made)
+    _print(encoder, subject, rows, json)
+
+
+def _print(encoder: Encoder, subject: _Subject, rows: list[dict[str, Any]], json: bool) -> None:
     if json:
         show.as_json(rows)
         return
     show.table(
         ("task", "split", "classes", "pictures", "chance", "accuracy", "95 % interval"),
         [_row(r) for r in rows],
-        title=f"{encoder.name}: {what}",
+        title=f"{encoder.name}: {subject.what}",
     )
     if len(rows) > 1:
         show.line(f"mean over {len(rows)} tasks: {sum(r['accuracy'] for r in rows) / len(rows):.1%}")
@@ -77,60 +90,98 @@ def _row(record: dict[str, Any]) -> tuple[object, ...]:
     return (*seen, chance, accuracy, f"{low:.1%} to {high:.1%}")
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """What is evaluated: in words, as a model, and what identifies it beside the base."""
+
+    what: str
+    model: nn.Module
+    identity: dict[str, str] = field(default_factory=dict)
+
+
 def _subject(
     encoder: Encoder, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
-) -> tuple[str, nn.Module]:
-    """What is evaluated, in words and as a model."""
+) -> _Subject:
     if bank is None:
         if vector or coefficients or linearised:
             raise UsageError("USAGE", "vectors and coefficients belong to a bank", fix="add --bank DIR")
-        return "zero-shot", encoder
+        return _Subject("zero-shot", encoder)
     if (vector is None) == (coefficients is None):
         raise UsageError(
             "USAGE", "say what to do with the bank", fix="--vector NAME or --coefficients FILE, one of them"
         )
     from aniso.compose import Coefficients, Composition, Linearised, Partition
+    from aniso.weights.fingerprint import tensor_hash
 
     opened = options.open_bank(bank)
     base: Any = Linearised(encoder) if linearised else encoder
     if coefficients is not None:
-        return f"composed with {coefficients.name}", Composition.of(
-            base, opened, Coefficients.load(coefficients)
-        )
+        learned = Coefficients.load(coefficients)
+        identity = {"bank": opened.content_hash, "coefficients": tensor_hash(learned.values)}
+        return _Subject(f"composed with {coefficients.stem}", Composition.of(base, opened, learned), identity)
     assert vector is not None
-    made = Composition(base, opened.only(vector), Partition.whole())
+    only = opened.only(vector)
+    made = Composition(base, only, Partition.whole())
     made.values.data.fill_(1.0)
-    return f"with {'linearised ' if linearised else ''}vector {vector}", made
+    what = f"with {'linearised ' if linearised else ''}vector {vector}"
+    return _Subject(what, made, {"bank": only.content_hash, "storage": only.storage})
 
 
-def _record(encoder: Encoder, what: str, task: Task, split: str, result: Accuracy) -> dict[str, Any]:
-    """Everything needed to tell whether another result is comparable; no paths, no dates, no host."""
+def _measured(
+    encoder: Encoder,
+    subject: _Subject,
+    task: Task,
+    chosen: Labelled,
+    split: str,
+    batch: int,
+    workers: int,
+    told: Told,
+) -> tuple[dict[str, Any], list[str]]:
+    """A record with what is needed to tell whether another one is comparable; no paths, no dates, no host."""
     from aniso import __version__
+    from aniso.learn import evaluate as run
+    from aniso.weights.fingerprint import tensor_hash
 
-    return {
+    head = encoder.class_weights(task.classes, told=told)
+    result = run(subject.model, chosen, head=head, batch=batch, workers=workers, told=told)
+    record = {
         "model": encoder.name,
         "fingerprint": encoder.fingerprint,
-        "what": what,
+        "what": subject.what,
+        **subject.identity,
         "task": task.name,
         "split": split,
-        "manifest": task.split(split).manifest,
+        "manifest": chosen.manifest,
         "class_list": task.classes.key,
+        "class_weights": tensor_hash(head.weight),
         "classes": len(task.classes),
         "correct": result.correct,
         "total": result.total,
         "accuracy": result.value,
         "per_class_accuracy": result.per_class,
         "interval": list(result.interval),
+        "notes": list(task.notes),
         "aniso": __version__,
     }
+    notes = list(result.notes)
+    if task.card.metric != "accuracy":
+        notes.append(f"{task.name}: others report {task.card.metric}, which is {result.per_class:.1%}")
+    return record, notes
 
 
-def _write(directory: Path, record: dict[str, Any], overwrite: bool) -> None:
-    from aniso.weights.atomic import write_text
+def _file_name(encoder: Encoder, task: Task, split: str, subject: _Subject) -> str:
+    words = f"{encoder.name} {task.name} {split} {subject.what}"
+    return re.sub(r"[^\w.+-]+", "-", words) + ".json"
 
-    directory.mkdir(parents=True, exist_ok=True)
-    name = (
-        "-".join(str(record[part]) for part in ("task", "split", "what")).replace(" ", "-").replace("/", "-")
-    )
-    text = json_text.dumps(record, indent=1, sort_keys=True) + "\n"
-    write_text(directory / f"{name}.json", text, overwrite=overwrite)
+
+def _require_free(directory: Path, names: list[str], overwrite: bool) -> None:
+    from aniso.weights.atomic import make_directory
+
+    if directory.exists() and not directory.is_dir():
+        raise UsageError("OUT-EXISTS", f"'{directory}' is a file", fix="name a directory with --record")
+    there = [name for name in names if (directory / name).exists()]
+    if there and not overwrite:
+        raise UsageError(
+            "OUT-EXISTS", f"'{directory / there[0]}' exists", fix="add --overwrite to replace it"
+        )
+    make_directory(directory)

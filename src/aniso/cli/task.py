@@ -87,7 +87,7 @@ def check(
             "IMAGE-READ",
             f"{len(result.unreadable)} pictures of {found.name} cannot be read",
             found=result.unreadable[:10],
-            fix="replace them, or leave them out with --on-bad-image skip",
+            fix="replace them; aniso eval leaves them out with --on-bad-image skip",
         )
 
 

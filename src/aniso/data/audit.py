@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from aniso.data.decode import FORMATS, decode
+from aniso.data.decode import FORMATS
 from aniso.data.splits import Labelled
 from aniso.data.task import Task
 from aniso.errors import AnisoError
@@ -88,5 +88,4 @@ def _kind(split: Labelled, index: int, data: bytes) -> str:
         raw = Image.open(io.BytesIO(data), formats=FORMATS)
     except OSError:  # pixels that are kept without a format
         return f"RGB {picture.width}x{picture.height}"
-    decode(data, split.images.label(index))
     return f"{raw.format} {raw.mode} {raw.width}x{raw.height}"

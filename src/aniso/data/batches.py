@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from aniso.data import draw
 from aniso.data.splits import Labelled, Split
+from aniso.errors import AnisoError
 
 
 class View(Protocol):
@@ -89,6 +90,8 @@ class Batches:
         )
         labels = torch.tensor(self.split.labels) if isinstance(self.split, Labelled) else None
         for group, stacks in zip(groups, loader, strict=True):
+            if isinstance(stacks, AnisoError):  # torch would rebuild it from its text alone, and fail
+                raise stacks
             # eight bits cross from worker to here, a quarter of the bytes
             views = tuple(view.finish(stack) for view, stack in zip(self.views, stacks, strict=True))
             indices = tuple(i for i, _ in group)
@@ -96,7 +99,7 @@ class Batches:
 
 
 @final
-class _Pictures(Dataset[tuple[Tensor, ...]]):
+class _Pictures(Dataset[tuple[Tensor, ...] | AnisoError]):
     """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
 
     def __init__(self, split: Split, views: tuple[View, ...], seed: int, epoch: int) -> None:
@@ -108,10 +111,13 @@ class _Pictures(Dataset[tuple[Tensor, ...]]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, ...]:
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, ...] | AnisoError:
         """``place`` is the picture's, and how often it was visited before in this pass."""
         index, visit = place
-        picture = self._images.picture(index)
+        try:
+            picture = self._images.picture(index)
+        except AnisoError as e:
+            return e
         words = (*self._words, self._keys[index], visit)
         return tuple(view(picture, _generator(*words, view.name, n)) for n, view in enumerate(self._views))
 
@@ -130,7 +136,10 @@ def _visits(keys: Sequence[int]) -> list[int]:
     return out
 
 
-def _stacked(samples: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def _stacked(samples: list[tuple[Tensor, ...] | AnisoError]) -> tuple[Tensor, ...] | AnisoError:
+    error = next((sample for sample in samples if isinstance(sample, AnisoError)), None)
+    if error is not None:
+        return error
     return tuple(torch.stack(views) for views in zip(*samples, strict=True))
 
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from aniso.classes import DEFAULT_PROMPTS
 from aniso.errors import InputError, printable
@@ -25,6 +25,12 @@ class Carve(BaseModel):
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
     most: Annotated[int, Field(gt=0)] | None = None
     per_class: Annotated[int, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> Carve:
+        if (self.per_class is None) == (self.share is None and self.most is None):
+            raise ValueError("say per_class, or share and most, or one of these two")
+        return self
 
 
 class SplitRules(BaseModel):
@@ -68,14 +74,15 @@ def read_card(path: Path) -> Card:
         if path.stat().st_size > _LARGEST:
             raise _bad(path, f"{path.stat().st_size:,} bytes", "a small text file")
         return Card.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise _bad(path, printable(e), "TOML") from None
     except OSError as e:
         raise _bad(path, e.strerror or str(e), "a readable file") from None
     except ValidationError as e:
-        first = max(e.errors(), key=lambda found: len(found["loc"]))  # the most exact of them
+        # the most exact of them: where a text or a table may stand, both say why they are none
+        first = max(e.errors(), key=lambda found: (len(found["loc"]), found["type"] != "string_type"))
         place = ".".join(str(word) for word in first["loc"])
         raise _bad(path, f"{place}: {first['msg']}", ", ".join(Card.model_fields)) from None
+    except (ValueError, RecursionError) as e:  # of tomllib, also for numbers too long and for deep nesting
+        raise _bad(path, printable(e), "TOML") from None
 
 
 def known_tasks() -> tuple[str, ...]:

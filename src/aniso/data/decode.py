@@ -62,7 +62,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if not np.isfinite(values).all():
         raise ValueError("a pixel is NaN or infinite")
     low, high = float(values.min()), float(values.max())
-    if grey.dtype.kind in "iu" and low >= 0 and high <= 65535:
+    whole = grey.dtype.kind in "iu" and low >= 0
+    if image.mode == "I" and whole and high <= 255:
+        pass  # eight bits in a wider format
+    elif whole and high <= 65535:
         values = values / 257.0
     else:
         values = (values - low) * (255.0 / max(high - low, 1e-12))

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from PIL import Image
 
+from aniso.data import draw
 from aniso.data.decode import decode
 from aniso.errors import InputError, printable
 
@@ -149,3 +150,22 @@ class ChosenImages(Images):
     def picture(self, index: int) -> Image.Image:
         which, inner = self._chosen[index]
         return self._images[which].picture(inner)
+
+
+@final
+class NamelessImages(Images):
+    """Other images under numbers: paths are often named after what they show."""
+
+    def __init__(self, images: Images) -> None:
+        self.__images = images
+        self._ids = tuple(f"{draw.number(name):016x}" for name in images.ids)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def content(self, index: int) -> bytes:
+        return self.__images.content(index)
+
+    def picture(self, index: int) -> Image.Image:
+        return self.__images.picture(index)  # an error still names the file

@@ -13,7 +13,7 @@ from PIL import Image
 
 from aniso.classes import ClassList
 from aniso.data import draw
-from aniso.data.images import ChosenImages, Images
+from aniso.data.images import ChosenImages, Images, NamelessImages
 from aniso.errors import InputError, UsageError, printable
 
 
@@ -27,7 +27,7 @@ class Unlabelled:
 
     name: str
     classes: ClassList
-    images: Images
+    images: NamelessImages
 
     def __len__(self) -> int:
         return len(self.images)
@@ -41,7 +41,7 @@ class Unlabelled:
     @cached_property
     def keys(self) -> tuple[int, ...]:
         """What random choices about each picture are seeded by."""
-        return tuple(draw.number(name) for name in self.images.ids)
+        return tuple(int(name, 16) for name in self.images.ids)
 
     @cached_property
     def manifest(self) -> str:
@@ -95,7 +95,7 @@ class Labelled:
 
     def unlabelled(self) -> Unlabelled:
         """The same pictures without their labels."""
-        return Unlabelled(self.name, self.classes, self.images)
+        return Unlabelled(self.name, self.classes, NamelessImages(self.images))
 
     def shots(self, k: int, seed: int = 0, *, allow_fewer: bool = False) -> Labelled:
         """``k`` pictures of every class; for one seed, fewer shots are part of more."""
@@ -170,17 +170,6 @@ def joined(name: str, splits: Sequence[Labelled]) -> Labelled:
 
 
 Split = Labelled | Unlabelled
-
-
-def repeated(a: Split, b: Split) -> list[tuple[int, int]]:
-    """Pairs of pictures, one of each split, that are the same to the byte."""
-    first = {_content(a.images, i): i for i in range(len(a))}
-    found = ((first.get(_content(b.images, j)), j) for j in range(len(b)))
-    return [(i, j) for i, j in found if i is not None]
-
-
-def _content(images: Images, index: int) -> bytes:
-    return hashlib.sha256(images.content(index)).digest()
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Literal, final
 
@@ -75,11 +76,13 @@ def load_task(
     splits that the data set does not bring along. Nothing is decoded, unless ``on_bad_image`` asks for
     pictures that cannot be read to be left out: then every picture is looked at once.
     """
+    _require_policy(on_bad_image)
     name, card, place = _found(str(ref), root)
     kind = card.kind or recognise(place)
     if kind is None:
         raise _no_reader(place)
-    reading = read(kind, place, card.settings)
+    card = card.model_copy(update={"reader": {"kind": kind, **card.reader}})
+    reading = _read(name, card, place)
     classes = _classes(card, reading, tuple(prompts))
     parts = {part: _aligned(f"{name} {part}", found, card, classes) for part, found in reading.parts.items()}
     rules = card.splits or _usual_rules(reading.parts)
@@ -90,6 +93,27 @@ def load_task(
     return Task(name, classes, **made, card=card, notes=tuple(notes))
 
 
+def _read(name: str, card: Card, place: Path) -> Reading:
+    try:
+        return read(str(card.reader["kind"]), place, card.settings)
+    except InputError as e:
+        if e.code == "DATA-MISSING" and name in known_tasks():
+            e.fix = str(card.reader.get("fetch") or f"aniso task fetch {name} --data '{printable(place)}'")
+            e.facts.setdefault("homepage", card.homepage)
+        raise
+
+
+def _require_policy(policy: object) -> None:
+    number = isinstance(policy, int) and not isinstance(policy, bool) and policy >= 0
+    if policy not in ("error", "skip") and not number:
+        raise UsageError(
+            "USAGE",
+            f"on_bad_image={printable(policy)!r} means nothing",
+            expected="error, skip, or the number that may be skipped",
+            fix="on_bad_image='skip'",
+        )
+
+
 def data_root(root: str | Path | None) -> Path:
     """Where known data sets lie."""
     return Path(root or os.environ.get("ANISO_DATA") or "data").expanduser()
@@ -97,19 +121,19 @@ def data_root(root: str | Path | None) -> Path:
 
 def _found(ref: str, root: str | Path | None) -> tuple[str, Card, Path]:
     """What the task is called, its card, and the place to read it from."""
-    path = Path(ref).expanduser()
     data = data_root(root)
+    if ref in known_tasks():  # a folder of that name is ./NAME
+        card = known_card(ref)
+        # torchvision makes its own directories below the root, often of the same name
+        below = card.kind != "torchvision" and (data / ref).is_dir()
+        return ref, card, data / ref if below else data
+    path = _path(ref)
     if path.suffix == ".toml" and path.is_file():
         return path.stem, read_card(path), data if root else path.parent
     if path.exists():
         own = path / "task.toml"
         name = path.stem if path.is_file() else path.resolve().name
         return name, read_card(own) if own.is_file() else Card(), path
-    if ref in known_tasks():
-        card = known_card(ref)
-        # torchvision makes its own directories below the root, often of the same name
-        below = card.kind != "torchvision" and (data / ref).is_dir()
-        return ref, card, data / ref if below else data
     near = difflib.get_close_matches(ref, known_tasks(), 3)
     raise InputError(
         "DATA-MISSING",
@@ -117,6 +141,22 @@ def _found(ref: str, root: str | Path | None) -> tuple[str, Card, Path]:
         likely=f"you meant {' or '.join(near)}" if near else "",
         fix="aniso task ls",
     )
+
+
+def _path(ref: str) -> Path:
+    try:
+        path = Path(ref).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as e:  # too long, in the home of nobody, with a zero byte
+        raise InputError(
+            "DATA-MISSING",
+            f"'{printable(ref)}' is no task",
+            reason=getattr(e, "strerror", None) or printable(e),
+            fix="aniso task ls",
+        ) from None
+    if not ref:
+        raise UsageError("DATA-MISSING", "the task has no name", fix="aniso task ls, or a directory")
+    return path
 
 
 def _no_reader(place: Path) -> InputError:
@@ -195,7 +235,35 @@ def _split(name: str, parts: Mapping[str, Labelled], rules: SplitRules, seed: in
             made[role] = replace(_part(name, parts, rule), name=f"{name} {role}")
     if rest is not None:
         made["train"] = replace(rest, name=f"{name} train")
+    _require_rules_work(name, rules, made)
+    _require_disjoint(name, made)
     return {role: _filled(made[role]) for role in ROLES if role in made and len(made[role])}
+
+
+def _require_rules_work(name: str, rules: SplitRules, made: Mapping[str, Labelled]) -> None:
+    """A rule that gives nothing, or leaves nothing, is a mistake in a card; small folders are not."""
+    carved = [role for role in ("val", "test") if isinstance(getattr(rules, role), Carve)]
+    if carved and (not rules.train or not len(made["train"])):
+        raise InputError(
+            "DATA-SPLIT",
+            f"{name}: {' and '.join(carved)} cannot be cut out of train",
+            found=f"nothing left of train, {', '.join(f'{len(made[r])} {r}' for r in carved if r in made)}"
+            if rules.train
+            else "no train in [splits]",
+            fix="correct [splits] in the card: smaller share, most or per_class",
+        )
+
+
+def _require_disjoint(name: str, made: Mapping[str, Labelled]) -> None:
+    for a, b in combinations(made, 2):
+        shared = sorted(set(made[a].ids) & set(made[b].ids))
+        if shared:
+            raise InputError(
+                "DATA-SPLIT",
+                f"{len(shared):,} pictures of {name} are in both {a} and {b}",
+                found=[printable(picture) for picture in shared[:5]],
+                fix="correct [splits] in the card, or the lists of the data set",
+            )
 
 
 def _part(name: str, parts: Mapping[str, Labelled], part: str) -> Labelled:

@@ -11,7 +11,7 @@ from torch import nn
 
 from aniso.compose import Composition
 from aniso.data import Batches, Labelled
-from aniso.errors import InputError, NumericalError, UsageError
+from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.models import ClassWeights, Encoder
 from aniso.weights.files import Told
 
@@ -76,6 +76,7 @@ def evaluate(
     told: Told | None = None,
 ) -> Accuracy:
     """The accuracy of a model, or of a composition, on a split; class weights from prompts unless given."""
+    _require_labelled(split)
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, told=told)
     _require_same_classes(head, split)
@@ -99,6 +100,16 @@ def evaluate(
     return _accuracy(confusion.view(classes, classes), split, head)
 
 
+def _require_labelled(split: object) -> None:
+    if not isinstance(split, Labelled) or not len(split):
+        raise UsageError(
+            "DATA-SPLIT",
+            "accuracy needs a split with labels and at least one picture",
+            found=printable(split),
+            fix="task.test, or another labelled split",
+        )
+
+
 def _accuracy(confusion: torch.Tensor, split: Labelled, head: ClassWeights) -> Accuracy:
     right, counts = confusion.diagonal().tolist(), confusion.sum(1).tolist()
     by_class = dict(zip(split.classes.names, zip(right, counts, strict=True), strict=True))
@@ -113,7 +124,8 @@ def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
     best = (
         float(confusion.max(0).values.sum()) / total
     )  # if every answer meant the class it is given for most
-    if classes > 1 and total >= 10 * classes and accuracy <= 1.5 / classes and best >= 0.5:
+    common = float(confusion.sum(1).max()) / total  # what answering one class always would give
+    if total >= 10 * classes and accuracy <= 1.5 / classes and best >= max(0.5, common + 0.25):
         return (
             f"warning: {split.name}: {accuracy:.0%} right, but {best:.0%} if answers were renamed: "
             "are the labels those of other classes?",

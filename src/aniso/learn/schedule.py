@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from aniso.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW with a linear warm-up and a cosine that ends at zero with the last step."""
+    """AdamW with a linear warm-up and a cosine that falls to zero over the run."""
 
     epochs: int
     lr: float
@@ -18,6 +20,18 @@ class Schedule:
     """Steps, but never more than a tenth of the run: short runs would end while warming up."""
     clip: float = 1.0
     """Largest norm of a gradient; larger ones are scaled down."""
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch": 1, "warmup": 0, "weight_decay": 0, "lr": 0, "clip": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if not value >= low or (name in ("lr", "clip") and not value > 0) or value == math.inf:
+                raise UsageError(
+                    "USAGE",
+                    f"a schedule cannot have {name} = {value}",
+                    expected=f"at least {low}" if name not in ("lr", "clip") else "above 0",
+                    fix=f"Schedule(…, {name}=…)",
+                )
 
     def steps(self, samples: int) -> int:
         return self.epochs * -(-samples // self.batch)

@@ -37,11 +37,14 @@ def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
             network = CLIPModel(CLIPConfig.from_dict(data_only(said)))
             family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
     _filled(network, open_weights(path) if weights is None else None, path, weights)
+    if isinstance(weights, str | Path):
+        name = f"{name}:{Path(weights).name}"
     return Encoder(name, network.float(), family, pixels_of(path, network), config)
 
 
 def _filled(network: Any, own: WeightSource | None, path: Path, weights: Ref | None) -> None:
     if own is not None:
+        _require_projection(network, own, path)
         fill(network, own)
         return
     assert weights is not None
@@ -62,6 +65,17 @@ def _filled(network: Any, own: WeightSource | None, path: Path, weights: Ref | N
     fill(network, tuned, optional=("text_model.", "text_projection.", "logit_scale", "visual_projection."))
 
 
+def _require_projection(network: Any, own: WeightSource, path: Path) -> None:
+    if not any(key.endswith("visual_projection.weight") for key in own.tensors):
+        raise InputError(
+            "CKPT-KEYS",
+            f"'{printable(path)}' holds an image encoder without the projection to the space of texts",
+            missing="visual_projection.weight",
+            likely="a fine-tuned CLIPVisionModel, to be used with the CLIP it was tuned from",
+            fix=f"load_model(BASE, weights='{printable(path)}'), or make a task vector of it",
+        )
+
+
 def _image(network: Any, images: Tensor) -> Tensor:
     features: Tensor = network.visual_projection(network.vision_model(pixel_values=images).pooler_output)
     return features
@@ -75,6 +89,7 @@ def _text(network: Any, ids: Tensor) -> Tensor:
 def pixels_of(path: Path, network: Any) -> Pixels:
     """What the image processor's file says, and CLIP's usual values for what it does not."""
     said = _processor(path)
+    _require_usual(path, said)
     config = getattr(network.config, "vision_config", network.config)
     size = _side(getattr(config, "image_size", None)) or 224
     resized, cropped = said.get("size"), said.get("crop_size")
@@ -98,6 +113,27 @@ def pixels_of(path: Path, network: Any) -> Pixels:
         "squash" if squash else "shortest",
         margin,
     )
+
+
+def _require_usual(path: Path, said: dict[str, Any]) -> None:
+    """Steps that views do not have; left out, they would change every picture without a word."""
+    usual: dict[str, tuple[object, ...]] = {
+        **{f"do_{step}": (None, True) for step in ("resize", "rescale", "normalize")},
+        "do_flip_channel_order": (None, False),
+        "resample": (None, 2, 3),
+    }
+    odd = [f"{name} = {said[name]}" for name, values in usual.items() if said.get(name) not in values]
+    factor = said.get("rescale_factor")
+    if isinstance(factor, float) and abs(factor * 255 - 1) > 1e-3:
+        odd.append(f"rescale_factor = {factor}")
+    if odd:
+        raise InputError(
+            "DIR-CONFIG",
+            f"'{printable(path)}' prepares pictures in a way that is not supported",
+            found=[printable(line) for line in odd],
+            expected="resized (bilinear or bicubic), divided by 255, normalised; red, green, blue",
+            fix="use the model's own library for its pictures",
+        )
 
 
 def _processor(path: Path) -> dict[str, Any]:

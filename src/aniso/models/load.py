@@ -24,6 +24,7 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     is a tag, a file, a directory or a hub id; without it, those of the directory. Everything is read as data;
     no code from a model's repository is ever run.
     """
+    require_activation(activation)
     text = str(name)
     if not text:
         raise UsageError("MODEL-NAME", "the model has no name", fix="for example mini, or ViT-B-32")
@@ -101,7 +102,6 @@ def _directory(path: Path, name: str, weights: Ref | None, activation: str | Non
     kind = read_json(path / "config.json").get("model_type")
     if kind not in (hugging_face.CLIP, hugging_face.CLIP_VISION):
         return classifier.load_directory(path, name, weights)
-    require_activation(activation)
     made = hugging_face.load(path, name, weights)
     if activation and made.model_config.activation not in (None, activation):
         raise InputError(

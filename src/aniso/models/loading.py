@@ -78,6 +78,7 @@ def _some(names: list[str]) -> str:
 
 
 _ASKS_FOR_CODE = ("auto_map", "trust_remote_code", "_target_", "custom_pipelines")
+_ASKS_FOR_FORMAT = ("dtype", "torch_dtype", "quantization_config")
 
 
 def data_only(said: Any) -> Any:
@@ -89,7 +90,7 @@ def data_only(said: Any) -> Any:
     return {
         key: data_only(value)
         for key, value in said.items()
-        if key not in (*_ASKS_FOR_CODE, "dtype", "torch_dtype") and "implementation" not in key
+        if key not in (*_ASKS_FOR_CODE, *_ASKS_FOR_FORMAT) and "implementation" not in key
     }
 
 

@@ -14,14 +14,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import InputError, UnsafeError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import backend_text, three
 from aniso.models.loading import building, fill, needs, require_activation
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import open_clip_config, read_json
-from aniso.weights.hub import fetch, looks_like_hub_id
+from aniso.weights.hub import fetch, is_offline, looks_like_hub_id
 
 QUICK = "-quickgelu"
 _FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -113,6 +113,7 @@ def _network(config: Mapping[str, Any]) -> Any:
     settings["vision_cfg"] = {**settings["vision_cfg"], "timm_model_pretrained": False}
     if "timm_model_name" not in settings["vision_cfg"]:
         settings["vision_cfg"].pop("timm_model_pretrained")
+    _require_known_towers(settings["vision_cfg"], settings["text_cfg"])
     if "hf_model_name" in settings["text_cfg"]:
         settings["text_cfg"] = {**settings["text_cfg"], "hf_model_pretrained": False}
     if "multimodal_cfg" in config:
@@ -121,6 +122,34 @@ def _network(config: Mapping[str, Any]) -> Any:
         )
     custom = config.get("custom_text") or "hf_model_name" in settings["text_cfg"]
     return CustomTextCLIP(**settings) if custom else CLIP(**settings)
+
+
+def _require_known_towers(vision: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Names that open_clip hands on: timm would read any directory, transformers ask whether to run code."""
+    name = vision.get("timm_model_name")
+    if isinstance(name, str) and ":" in name:  # hf-hub:..., local-dir:...
+        raise _foreign("timm_model_name", name, "an architecture of timm's")
+    name = text.get("hf_model_name")
+    if name is not None:
+        from transformers import CONFIG_MAPPING, PretrainedConfig
+
+        if not isinstance(name, str) or not re.fullmatch(r"([\w.-]+/)?[\w-][\w.-]*", name) or _place(name):
+            raise _foreign("hf_model_name", name, "a hub id, and no directory")
+        said: Any = PretrainedConfig.get_config_dict(name, local_files_only=is_offline())[0]  # JSON alone
+        if said.get("model_type") not in CONFIG_MAPPING:  # else transformers asks whether to run its code
+            raise _foreign(
+                "hf_model_name", f"{name} ({said.get('model_type')})", "a model of transformers' own"
+            )
+
+
+def _foreign(key: str, found: object, expected: str) -> UnsafeError:
+    return UnsafeError(
+        "DIR-CONFIG",
+        f"{key} asks for a model from elsewhere, which might bring code of its own",
+        found=printable(found),
+        expected=expected,
+        fix="use a model whose configuration names known architectures",
+    )
 
 
 def _opened(weights: Ref) -> WeightSource:

@@ -200,6 +200,12 @@ def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> 
         raise _exists(path)
 
 
+def make_directory(path: Path) -> None:
+    """A directory to write into, if it is not there."""
+    with _os_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> str:
     """Write a small text file atomically; returns its sha256."""
     with atomic_file(path, overwrite=overwrite) as out:

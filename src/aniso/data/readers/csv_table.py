@@ -80,6 +80,14 @@ def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
         return {known_part(root.stem) or "all": root}, []
     found = tables_in(root)
     usual = {part: path for path in found if (part := known_part(path.stem))}
+    twice = [path.name for path in found if (part := known_part(path.stem)) and usual[part] != path]
+    if twice:
+        raise InputError(
+            "DATA-FORMAT",
+            f"'{printable(root)}' has two tables for one part",
+            found=some(sorted({*twice, *(path.name for path in usual.values())})),
+            fix="keep one of them, or name a table itself",
+        )
     if usual:
         rest = [path.name for path in found if path not in usual.values()]
         return usual, [f"tables that are no part were ignored: {some(rest)}"] if rest else []

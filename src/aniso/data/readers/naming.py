@@ -45,11 +45,18 @@ def known_part(name: str) -> str | None:
 
 def part_of_file(name: str) -> str:
     """The part a shard belongs to: ``train-00000-of-00002.parquet`` to train, ``pool.parquet`` to pool."""
-    known = known_part(re.split(r"[-_.]", name, maxsplit=1)[0])
+    words = re.split(r"[-_.]", name)
+    known = known_part(words[0]) or next(iter(_only(known_part(word) for word in words[1:])), None)
     if known:
         return known
     prefix = re.split(r"[-.]", name, maxsplit=1)[0]
     return re.sub(r"(^|_)[0-9]+$", "", prefix) or "all"
+
+
+def _only(parts: Iterable[str | None]) -> set[str]:
+    """The one part that is named; ``imagenet-train-000000.tar`` is of train, ``train_val`` of neither."""
+    named = {part for part in parts if part}
+    return named if len(named) == 1 else set()
 
 
 def natural(name: str) -> tuple[object, ...]:

@@ -20,12 +20,17 @@ def shards(root: Path, *suffixes: str) -> dict[str, list[Path]]:
                 fix=f"ls -l '{printable(root)}'",
             )
         return {known_part(part_of_file(root.name)) or "all": [root]}
-    found: dict[str, list[Path]] = {}
-    for folder, part in _folders(root):
-        for path in _files(folder, suffixes):
-            found.setdefault(part or part_of_file(path.name), []).append(path)
+    found = _by_part(_folders(root), suffixes) or _by_part(_configuration(root), suffixes)
     ordered = {part: sorted(paths, key=lambda p: natural(str(p))) for part, paths in found.items()}
     return in_order(ordered)
+
+
+def _by_part(folders: list[tuple[Path, str | None]], suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for folder, part in folders:
+        for path in _files(folder, suffixes):
+            found.setdefault(part or part_of_file(path.name), []).append(path)
+    return found
 
 
 def require_filled(root: Path, counts: Mapping[str, int]) -> None:
@@ -43,6 +48,12 @@ def require_filled(root: Path, counts: Mapping[str, int]) -> None:
 def _folders(root: Path) -> list[tuple[Path, str | None]]:
     parts = [(root / name, known_part(name)) for name in _names(root) if known_part(name)]
     return [(root, None), (root / "data", None), *((path, part) for path, part in parts if path.is_dir())]
+
+
+def _configuration(root: Path) -> list[tuple[Path, str | None]]:
+    """The hub puts the tables of a data set's configuration into a folder named after it."""
+    inner = [root / name for name in _names(root) if not is_hidden(name) and (root / name).is_dir()]
+    return [(inner[0], None)] if len(inner) == 1 else []
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -91,7 +91,7 @@ def _construct(root: Path, name: str, arguments: Mapping[str, Any], *, download:
     options: dict[str, Any] = {**arguments, **({"download": download} if name not in _NO_DOWNLOAD else {})}
     try:
         return getattr(datasets, name)(str(root), **options)
-    except (ImportError, RuntimeError, OSError, ValueError, LookupError, TypeError, AssertionError) as e:
+    except Exception as e:  # its readers of .mat, zip and tar files have errors of their own
         raise (_not_fetched if download else _not_read)(name, root, e) from None
 
 
@@ -107,9 +107,9 @@ def _not_fetched(name: str, root: Path, error: Exception) -> InputError:
 def _not_read(name: str, root: Path, error: Exception) -> InputError:
     if "scipy" in str(error).lower():
         return InputError(
-            "DATA-MISSING",
+            "MODEL-LIBRARY",
             f"{name} has .mat files, which need the package scipy to be read",
-            fix="pip install scipy",
+            fix="pip install 'aniso[data]'",
         )
     if isinstance(error, (RuntimeError, FileNotFoundError)):
         return _missing(name, root, str(error))
@@ -118,7 +118,7 @@ def _not_read(name: str, root: Path, error: Exception) -> InputError:
         f"{name} in '{printable(root)}' is not as torchvision expects it",
         found=printable(f"{type(error).__name__}: {error}"),
         likely="files are missing or damaged, or arguments in the card are wrong",
-        fix=f"aniso task fetch NAME --data '{printable(root)}'",
+        fix=f"look into '{printable(root)}', and complete the data set",
     )
 
 
@@ -279,7 +279,7 @@ def _missing(name: str, root: Path, reason: str) -> InputError:
         "DATA-MISSING",
         f"{name} is not in '{printable(root)}', or not complete",
         reason=printable(reason),
-        fix=f"aniso task fetch NAME --data '{printable(root)}'",
+        fix=f"ls '{printable(root)}', and complete the data set",
     )
 
 
