@@ -28,7 +28,7 @@ from aniso.vectors import Bank
 
 STORAGES = ("fp32", "int8", "int4", "residual4", "residual2")
 TASKS = ("cars", "dtd10", "eurosat", "gtsrb", "mnist", "resisc12", "intel_scenes", "svhn")
-SCHEDULE = Schedule(epochs=10, lr=0.1, weight_decay=0.1, warmup=0, batch=64)
+BATCH, PICTURES = 64, 4000  # in a step, and in all: about sixty steps, whatever the number of classes
 
 
 def repeated(split: Labelled, least: int) -> Labelled:
@@ -47,9 +47,11 @@ def learned(encoder: Any, bank: Bank, name: str, task: Any, seed: int) -> float:
     """16 shots, the task's own vector left out, one coefficient per vector and block; the last epoch."""
     shots = task.train.shots(16, seed, allow_fewer=True)
     composition = Composition(encoder, bank.without(name), Partition.blocks())
-    data = repeated(shots, 6 * SCHEDULE.batch)
+    data = repeated(shots, 6 * BATCH)
+    epochs = max(1, round(PICTURES / len(data)))
+    schedule = Schedule(epochs=epochs, lr=0.1, weight_decay=0.1, warmup=0, batch=BATCH)
     head = encoder.class_weights(task.classes)
-    train(composition, [composition.values], data, head, encoder.transforms.few_shot, SCHEDULE, seed=seed)
+    train(composition, [composition.values], data, head, encoder.transforms.few_shot, schedule, seed=seed)
     return evaluate(composition, task.test).value
 
 
