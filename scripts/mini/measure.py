@@ -53,8 +53,8 @@ def table(spec: dict[str, Any], records: Path) -> str:
                 found_in[name].append(found["accuracy"])
         title = f"{task} (control)" if task == spec["control"] else task
         lines.append(f"| {title} | {classes} | {' | '.join(cells)} |")
-    means = [f"{sum(all_) / len(all_):.1%} of {len(all_)}" if all_ else "" for all_ in found_in.values()]
-    lines.append(f"| mean of the tasks | | {' | '.join(means)} |")
+    means = [f"{sum(all_) / len(all_):.1%} ({len(all_)} tasks)" if all_ else "" for all_ in found_in.values()]
+    lines.append(f"| mean | | {' | '.join(means)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import pictures
 from aniso.classes import ClassList
 from aniso.compose import Composition, Linearised, Partition
-from aniso.models import load_model, mini_bank
+from aniso.models import load_model, mini_bank, mini_directory
 from aniso.vectors import Bank
 
 BANKS = ("mini", "mini-linearised")
@@ -69,6 +70,16 @@ def test_they_are_known_by_name_on_the_command_line(aniso, tmp_path):
     baked = aniso("bake", tmp_path / "c.safetensors", *places, "--to", "huggingface")
     assert baked.code == 0, baked.err
     assert aniso("bank", "ls", "mini-unheard-of").code == 2
+
+
+def test_what_is_written_about_it_is_what_was_measured():
+    root = Path(__file__).parents[2]
+    table = (root / "experiments" / "mini" / "table.md").read_text()
+    assert table in (root / "docs" / "mini.md").read_text()
+    assert table in (mini_directory() / "README.md").read_text()
+    for record in (root / "experiments" / "mini" / "records").iterdir():
+        said = json.loads(record.read_text())
+        assert f"{said['accuracy']:.1%}" in table and said["fingerprint"] == load_model("mini").fingerprint
 
 
 def test_fine_tuned_accuracies_are_what_the_bank_says(mini, mini_data):
