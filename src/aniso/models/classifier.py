@@ -70,14 +70,6 @@ def load_timm(
             "MODEL-WEIGHTS", f"which weights should {architecture} have?", fix="weights='timm/NAME' or a file"
         )
     source = open_weights(weights)
-    head = next(
-        (
-            t.shape[0]
-            for k, t in source.tensors.items()
-            if k in ("head.weight", "fc.weight", "classifier.weight", "head.fc.weight")
-        ),
-        None,
-    )
     if architecture not in timm.list_models():
         raise UsageError(
             "MODEL-NAME", f"timm has no model '{printable(architecture)}'", fix="timm.list_models()"
@@ -85,28 +77,36 @@ def load_timm(
     with building(name):
         settings = dict(said.get("model_args") or {})
         settings = {key: settings[key] for key in settings if key not in _TIMMS_OWN}
-        settings["num_classes"] = said.get("num_classes", head or 1000)
+        settings["num_classes"] = said.get("num_classes", _rows_of_head(source) or 1000)
         network: Any = timm.create_model(architecture, pretrained=False, **settings)
     fill(network, source)
-    from timm.data.config import resolve_data_config
-
     with building(name):
-        data: Any = resolve_data_config(  # type: ignore[no-untyped-call]
-            said.get("pretrained_cfg") or {}, model=network
-        )
-        pixels = Pixels(
-            int(data["input_size"][-1]),
-            tuple(data["mean"]),
-            tuple(data["std"]),
-            "bilinear" if data["interpolation"] == "bilinear" else "bicubic",
-            "squash" if data.get("crop_mode") == "squash" else "shortest",
-            float(data["crop_pct"]),
-        )
+        pixels = _timm_pixels(network, said.get("pretrained_cfg") or {})
     classes = tuple(str(n) for n in said.get("label_names") or ()) or tuple(
         str(i) for i in range(network.num_classes)
     )
     _require_one_head(network)
     return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), pixels)
+
+
+def _rows_of_head(source: WeightSource) -> int | None:
+    """How many classes the weights know, by the names timm has for a head."""
+    names = ("head.weight", "fc.weight", "classifier.weight", "head.fc.weight")
+    return next((source.tensors[name].shape[0] for name in names if name in source.tensors), None)
+
+
+def _timm_pixels(network: Any, said: Any) -> Pixels:
+    from timm.data.config import resolve_data_config
+
+    data: Any = resolve_data_config(said, model=network)  # type: ignore[no-untyped-call]
+    return Pixels(
+        int(data["input_size"][-1]),
+        tuple(data["mean"]),
+        tuple(data["std"]),
+        "bilinear" if data["interpolation"] == "bilinear" else "bicubic",
+        "squash" if data.get("crop_mode") == "squash" else "shortest",
+        float(data["crop_pct"]),
+    )
 
 
 def _last(network: Any) -> nn.Module:
