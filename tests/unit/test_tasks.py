@@ -295,3 +295,24 @@ def test_data_that_must_be_fetched_by_hand_say_how(tmp_path, refused):
 def test_a_policy_that_is_none_is_refused(damaged, policy, refused):
     with refused("USAGE", 2):
         load_task(damaged, on_bad_image=policy)
+
+
+def test_tables_are_fetched_from_the_hub_as_a_data_set(tmp_path, monkeypatch, refused):
+    import huggingface_hub
+
+    from aniso.data.fetch import fetch_task
+
+    asked = {}
+
+    def download(repo, **options):
+        asked.update(options, repo=repo)
+        pictures.card(pictures.parquet(options["local_dir"], "train", [0, 1] * 10), ["a", "b"])
+        return str(options["local_dir"])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    place = fetch_task("owner/pets@v1", tmp_path)
+    assert (asked["repo"], asked["revision"], asked["repo_type"]) == ("owner/pets", "v1", "dataset")
+    assert not any(pattern.endswith((".py", "*")) for pattern in asked["allow_patterns"])
+    assert place == str(tmp_path / "pets") and len(load_task(place).train) == 18
+    with refused("DATA-MISSING", 2, "aniso task ls"):
+        fetch_task("no such thing", tmp_path)
