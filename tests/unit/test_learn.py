@@ -169,7 +169,8 @@ def test_a_bank_of_what_was_tuned_gives_the_tuned_model_back(encoder, task, line
     base = Linearised(encoder) if linearised else encoder
     composition = Composition(base, bank, Partition.whole())
     images = torch.randn(3, 3, 16, 16)
-    assert torch.equal(composition(images), encoder(images)) or linearised
+    if not linearised:  # whose attention runs in another form
+        assert torch.equal(composition(images), encoder(images))
     torch.testing.assert_close(composition(images), encoder(images))
     with torch.no_grad():
         composition.values.fill_(1.0)

@@ -43,11 +43,8 @@ class Reading:
     prompts: tuple[str, ...] = ()
 
 
-def coded(
-    names: Sequence[str], classes: Sequence[str] | None = None
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Class names and codes of samples whose classes are given by name."""
-    order = tuple(classes) if classes is not None else tuple(sorted(set(names)))
+def coded(names: Sequence[str], order: Sequence[str]) -> tuple[int, ...]:
+    """Samples' classes, given by name, as places in the list of classes."""
     place = {name: i for i, name in enumerate(order)}
     unknown = sorted(set(names) - place.keys())
     if unknown:
@@ -58,4 +55,4 @@ def coded(
             expected=printable(", ".join(order[:10])) + (" …" if len(order) > 10 else ""),
             fix="correct the folder names or the list",
         )
-    return order, tuple(place[name] for name in names)
+    return tuple(place[name] for name in names)

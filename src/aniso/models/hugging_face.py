@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -167,22 +168,32 @@ def three(values: object) -> tuple[float, float, float] | None:
     return None
 
 
+class LateTokenizer(ABC):
+    """Read when first used: an encoder that is never asked for text needs no tokenizer."""
+
+    _loaded: Any = None
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self._loaded is None:
+            self._loaded = self._read()
+        return self._loaded
+
+    @abstractmethod
+    def _read(self) -> Any: ...
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+
 @final
-class HuggingFaceTokens:
+class HuggingFaceTokens(LateTokenizer):
     """A CLIP tokenizer from a directory. One that is not there must not become an empty one."""
 
     def __init__(self, path: Path, text_config: Any) -> None:
         self._path = path
         self._size = int(text_config.vocab_size)
         self._length = int(text_config.max_position_embeddings)
-        self._loaded: Any = None
-
-    @property
-    def _tokenizer(self) -> Any:
-        """Read when first used: an encoder that is never asked for text needs no tokenizer."""
-        if self._loaded is None:
-            self._loaded = self._read()
-        return self._loaded
 
     def _read(self) -> Any:
         from transformers import CLIPTokenizer
@@ -220,9 +231,6 @@ class HuggingFaceTokens:
             lengths = [len(row) for row in self._tokenizer(list(texts), truncation=False)["input_ids"]]
             cut = [i for i, length in enumerate(lengths) if length > self._length]
         return ids, cut
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
 
 
 def backend_text(tokenizer: Any) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
-from aniso.models.hugging_face import backend_text, three
+from aniso.models.hugging_face import LateTokenizer, backend_text, three
 from aniso.models.loading import building, fill, needs, require_activation
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
@@ -273,19 +273,12 @@ def _pixels(network: Any, said: Mapping[str, Any]) -> Pixels:
 
 
 @final
-class OpenClipTokens:
+class OpenClipTokens(LateTokenizer):
     """CLIP's own BPE, which open_clip ships; other tokenizers of open_clip come from the hub."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._text = dict(config["text_cfg"])
         self._length = int(self._text.get("context_length", 77))
-        self._loaded: Any = None
-
-    @property
-    def _tokenizer(self) -> Any:
-        if self._loaded is None:
-            self._loaded = self._read()
-        return self._loaded
 
     def _read(self) -> Any:
         from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
@@ -337,9 +330,6 @@ class OpenClipTokens:
                 if len(self._tokenizer.encode(texts[i])) + 2 > ids.shape[1]
             ]
         return ids, cut
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
 
 
 def _known(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:

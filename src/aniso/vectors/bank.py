@@ -6,7 +6,6 @@ On disk it is a directory: files of vectors, and ``manifest.json``, written last
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from aniso.vectors.manifest import (
     Manifest,
     manifest_error,
     read_manifest,
+    require_facts,
 )
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
@@ -202,7 +202,7 @@ class Bank:
             merged = {**manifest.facts}
             for name, found in facts.items():
                 merged[name] = {**merged.get(name, {}), **found}
-            _require_facts(merged)
+            require_facts(merged)
             write_text(path / MANIFEST, manifest.model_copy(update={"facts": merged}).dump(), overwrite=True)
         return Bank.open(path)
 
@@ -510,21 +510,6 @@ class Bank:
             expected=", ".join(self.names),
             fix="aniso bank ls",
         )
-
-
-def _require_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What JSON cannot hold would make the bank unreadable."""
-    for name, found in facts.items():
-        for key, value in found.items():
-            fine = isinstance(key, str) and isinstance(value, str | int | float)
-            if not fine or (isinstance(value, float) and not math.isfinite(value)):
-                raise UsageError(
-                    "BANK-MANIFEST",
-                    f"'{printable(key)}' of '{name}' cannot be written down",
-                    found=f"{type(value).__name__} {printable(value)}",
-                    expected="a text or a finite number",
-                    fix="float(value), or leave it out",
-                )
 
 
 def _opened_again(path: Path, names: tuple[str, ...], content: str) -> Bank:

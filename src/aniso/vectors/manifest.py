@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aniso.errors import InputError, UnsafeError, printable
+from aniso.errors import InputError, UnsafeError, UsageError, printable
 from aniso.weights.directory import read_json
 
 MANIFEST = "manifest.json"
@@ -81,3 +84,18 @@ def manifest_error(path: Path, reason: str) -> InputError:
         reason=printable(reason),
         fix="build the bank again, or update aniso if it was written by a newer version",
     )
+
+
+def require_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """What JSON cannot hold would make the bank unreadable."""
+    for name, found in facts.items():
+        for key, value in found.items():
+            fine = isinstance(key, str) and isinstance(value, str | int | float)
+            if not fine or (isinstance(value, float) and not math.isfinite(value)):
+                raise UsageError(
+                    "BANK-MANIFEST",
+                    f"'{printable(key)}' of '{name}' cannot be written down",
+                    found=f"{type(value).__name__} {printable(value)}",
+                    expected="a text or a finite number",
+                    fix="float(value), or leave it out",
+                )

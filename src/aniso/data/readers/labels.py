@@ -33,7 +33,7 @@ def by_name(parts: Mapping[str, Sequence[str]], classes: Sequence[str] | None = 
         used = {part: set(names) for part, names in parts.items()}
         _require_trained(used)
         classes = sorted({name for names in used.values() for name in names}, key=natural)
-    codes = {part: coded(names, classes)[1] for part, names in parts.items()}
+    codes = {part: coded(names, classes) for part, names in parts.items()}
     return tuple(classes), codes
 
 
