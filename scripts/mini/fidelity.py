@@ -21,20 +21,13 @@ import torch
 
 from aniso.compose import Composition, Partition
 from aniso.data import Labelled, load_task
-from aniso.learn import Schedule, evaluate
-from aniso.learn.loop import train
+from aniso.learn import CrossEntropy, Schedule, evaluate, fit
 from aniso.models import load_model
 from aniso.vectors import Bank
 
 STORAGES = ("fp32", "int8", "int4", "residual4", "residual2")
 TASKS = ("cars", "dtd10", "eurosat", "gtsrb", "mnist", "resisc12", "intel_scenes", "svhn")
 BATCH, PICTURES = 64, 4000  # in a step, and in all: about sixty steps, whatever the number of classes
-
-
-def repeated(split: Labelled, least: int) -> Labelled:
-    """At least so many pictures: a handful is gone through several times in an epoch."""
-    times = math.ceil(least / len(split))
-    return split.take(list(range(len(split))) * times)
 
 
 def single(encoder: Any, bank: Bank, name: str, test: Labelled) -> float:
@@ -47,11 +40,9 @@ def learned(encoder: Any, bank: Bank, name: str, task: Any, seed: int) -> float:
     """16 shots, the task's own vector left out, one coefficient per vector and block; the last epoch."""
     shots = task.train.shots(16, seed, allow_fewer=True)
     composition = Composition(encoder, bank.without(name), Partition.blocks())
-    data = repeated(shots, 6 * BATCH)
-    epochs = max(1, round(PICTURES / len(data)))
-    schedule = Schedule(epochs=epochs, lr=0.1, weight_decay=0.1, warmup=0, batch=BATCH)
-    head = encoder.class_weights(task.classes)
-    train(composition, [composition.values], data, head, encoder.transforms.few_shot, schedule, seed=seed)
+    epochs = max(1, round(PICTURES / max(len(shots), 6 * BATCH)))
+    schedule = Schedule(epochs=epochs, lr=0.1, warmup=0, batch=BATCH, least_batches=6)
+    fit(composition, CrossEntropy(shots, view="few_shot"), schedule, seed=seed)
     return evaluate(composition, task.test).value
 
 

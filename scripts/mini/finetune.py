@@ -43,8 +43,8 @@ def tune(args: argparse.Namespace, name: str) -> None:
         schedule,
         linearised=args.linearised,
         seed=args.seed,
-        told=lambda epoch, loss: print(
-            f"{name} epoch {epoch} loss {loss:.3f} {time.time() - begun:.0f} s", flush=True
+        epoch_done=lambda row: print(
+            f"{name} epoch {row['epoch']} loss {row['loss'] or 0:.3f} {time.time() - begun:.0f} s", flush=True
         ),
     )
     facts = {

@@ -6,7 +6,9 @@
   * UnsafeError       exit 4   a file asks for something no data file should ask for
   * ResourceError     exit 5   disk, memory or permission ran out
   * NumericalError    exit 6   a value left the range it can be stored in
+  * CellsError        exit 7   some cells of an experiment did not finish
   * LockedError       exit 8   another process is writing there
+  * StoppedError      exit 130 someone asked the run to end; 128 + the signal's number
 
 Every error says what it is about, what is wrong, what was found and expected, and what to type next.
 Its ``code`` (``CKPT-SHAPE``) can be looked up with ``aniso explain CODE``.
@@ -96,8 +98,20 @@ class NumericalError(AnisoError):
     exit_code = 6
 
 
+class CellsError(AnisoError):
+    exit_code = 7
+
+
 class LockedError(AnisoError):
     exit_code = 8
+
+
+class StoppedError(AnisoError):
+    exit_code = 130
+
+    def __init__(self, code: str, message: str, *, likely: str = "", fix: str = "", **facts: object) -> None:
+        super().__init__(code, message, likely=likely, fix=fix, **facts)
+        self.exit_code = 128 + int(str(facts.get("signal", 2)))  # type: ignore[misc]  # as shells say it
 
 
 EXPLANATIONS: dict[str, str] = {
@@ -228,7 +242,21 @@ EXPLANATIONS: dict[str, str] = {
     "IMAGE-READ": "The picture is damaged, empty or in a format that is not read. Pictures can be left out "
     "with --on-bad-image skip; what was left out is said.",
     "IMAGE-BOMB": "A small file that unpacks to an enormous picture is a known way to exhaust a machine.",
-    "LEARN-NONFINITE": "A loss or a feature became NaN or infinite.",
+    "OBJECTIVE": "An objective is a signed sum of terms, each bound to a split or to the coefficients.",
+    "KEEP": "A keep rule chooses an epoch by accuracies on labelled splits that are not for testing.",
+    "LEARN-TEST": "Test labels are for measuring alone: what is learned from them, or chosen by them, says "
+    "nothing about new pictures.",
+    "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. What was good before is kept.",
+    "LEARN-GRADIENT": "The first step's gradient is zero everywhere, so nothing would ever be learned.",
+    "RUN-STATE": "What a run left to go on from is damaged, or there is none.",
+    "RUN-CHANGED": "A run goes on only with the same inputs and settings, or its result would be neither "
+    "the old run's nor a new one's.",
+    "STOPPED": "The run was asked to end (Ctrl-C, or by the system). Its state was saved if it has a "
+    "directory; --resume goes on from there, with the same result as if it had not been interrupted.",
+    "SPEC": "A spec is a YAML 1.2 file. A key that is not known is an error, so that a typing mistake cannot "
+    "pass for a setting.",
+    "RECORD": "A record is the JSON file that one cell of an experiment leaves behind.",
+    "CELLS": "Some cells of an experiment did not finish; those that did are recorded.",
     "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",
     "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",

@@ -78,9 +78,11 @@ def test_every_kind_has_an_exit_code_of_its_own_and_the_docstring_draws_it():
         "UnsafeError": 4,
         "ResourceError": 5,
         "NumericalError": 6,
+        "CellsError": 7,
         "LockedError": 8,
+        "StoppedError": 130,
     }
-    drawn = dict(re.findall(r"\* (\w+) +exit (\d)", errors.__doc__))
+    drawn = dict(re.findall(r"\* (\w+) +exit (\d+)", errors.__doc__))
     assert drawn == {name: str(code) for name, code in codes.items() if name != "AnisoError"}
 
 

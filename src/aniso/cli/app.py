@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aniso import __version__
-from aniso.cli import bake, bank, coefficients, convert, doctor, evaluate, explain, inspect, task, vector
+from aniso.cli import bake, bank, coefficients, convert, doctor, evaluate, explain, inspect, run, task, vector
 
 app = typer.Typer(
     name="aniso",
@@ -40,6 +40,7 @@ app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
+app.command("run")(run.run)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)

@@ -43,6 +43,7 @@ SplitSeed = Annotated[int, typer.Option("--split-seed", help="Draws the splits a
 OnBadImage = Annotated[
     str, typer.Option("--on-bad-image", help="error, skip, or the number that may be skipped.")
 ]
+Workers = Annotated[int, typer.Option(help="Processes that decode pictures.", min=0)]
 Activation = Annotated[
     str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
 ]

@@ -41,6 +41,11 @@ def line(text: str) -> None:
     _out().print(Text(printable(text, 2000)), soft_wrap=True)
 
 
+def told_line(text: str) -> None:
+    """A line of talk, for people who watch."""
+    typer.echo(printable(text, 2000), err=True)
+
+
 def as_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, sort_keys=True))
 

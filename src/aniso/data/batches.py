@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,29 +78,66 @@ class Batches:
         return -(-len(self.order) // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
+        return (batch for (batch,) in together(self, workers=self.workers))
+
+    def groups(self) -> list[list[tuple[int, int]]]:
+        """For every batch its places in the split, each with how often it was visited before."""
         visits = _visits([self.split.keys[i] for i in self.order])
         places = list(zip(self.order, visits, strict=True))
-        groups = [places[i : i + self.size] for i in range(0, len(places), self.size)]
-        loader = DataLoader(
-            self._pictures,
-            batch_sampler=groups,
-            num_workers=self.workers,
-            collate_fn=_stacked,
-            generator=torch.Generator(),  # else it would draw from the global one
-            prefetch_factor=4 if self.workers else None,
-        )
-        labels = torch.tensor(self.split.labels) if isinstance(self.split, Labelled) else None
-        for group, stacks in zip(groups, loader, strict=True):
-            if isinstance(stacks, AnisoError):  # torch would rebuild it from its text alone, and fail
-                raise stacks
-            # eight bits cross from worker to here, a quarter of the bytes
-            views = tuple(view.finish(stack) for view, stack in zip(self.views, stacks, strict=True))
-            indices = tuple(i for i, _ in group)
-            yield Batch(views, labels[list(indices)] if labels is not None else None, indices)
+        return [places[i : i + self.size] for i in range(0, len(places), self.size)]
+
+    def finished(self, group: list[tuple[int, int]], stacks: Sequence[Tensor]) -> Batch:
+        # eight bits cross from worker to here, a quarter of the bytes
+        views = tuple(view.finish(stack) for view, stack in zip(self.views, stacks, strict=True))
+        indices = tuple(i for i, _ in group)
+        labels = None
+        if isinstance(self.split, Labelled):
+            labels = torch.tensor([self.split.labels[i] for i in indices])
+        return Batch(views, labels, indices)
+
+
+def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tuple[Batch, ...]]:
+    """Several passes of equal length side by side, a batch of each at a time, read by the same workers.
+
+    The first ``start`` steps are left out without a picture being read: a run that goes on where it ended.
+    """
+    steps = list(zip(*(one.groups() for one in passes), strict=True))[start:]
+    loader = DataLoader(
+        _Joint([one._pictures for one in passes]),
+        batch_sampler=[[(w, *place) for w, group in enumerate(step) for place in group] for step in steps],
+        num_workers=workers,
+        collate_fn=_stacked,
+        generator=torch.Generator(),  # else it would draw from the global one
+        prefetch_factor=4 if workers else None,
+        worker_init_fn=_leave_signals_to_the_parent,
+    )
+    for step, found in zip(steps, loader, strict=True):
+        if isinstance(found, AnisoError):  # torch would rebuild it from its text alone, and fail
+            raise found
+        yield tuple(one.finished(*both) for one, *both in zip(passes, step, found, strict=True))
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal: who decides what to do about it is the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @final
-class _Pictures(Dataset[tuple[Tensor, ...] | AnisoError]):
+class _Joint(Dataset[tuple[int, tuple[Tensor, ...] | AnisoError]]):
+    """Pictures of several passes; a place says of which."""
+
+    def __init__(self, parts: Sequence[_Pictures]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, place: tuple[int, int, int]) -> tuple[int, tuple[Tensor, ...] | AnisoError]:
+        which, index, visit = place
+        return which, self._parts[which].views_of(index, visit)
+
+
+@final
+class _Pictures:
     """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
 
     def __init__(self, split: Split, views: tuple[View, ...], seed: int, epoch: int) -> None:
@@ -108,12 +146,8 @@ class _Pictures(Dataset[tuple[Tensor, ...] | AnisoError]):
         self._views = views
         self._words = (seed, epoch)
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, ...] | AnisoError:
-        """``place`` is the picture's, and how often it was visited before in this pass."""
-        index, visit = place
+    def views_of(self, index: int, visit: int) -> tuple[Tensor, ...] | AnisoError:
+        """``visit`` is how often the picture was visited before in this pass."""
         try:
             picture = self._images.picture(index)
         except AnisoError as e:
@@ -136,11 +170,16 @@ def _visits(keys: Sequence[int]) -> list[int]:
     return out
 
 
-def _stacked(samples: list[tuple[Tensor, ...] | AnisoError]) -> tuple[Tensor, ...] | AnisoError:
-    error = next((sample for sample in samples if isinstance(sample, AnisoError)), None)
-    if error is not None:
-        return error
-    return tuple(torch.stack(views) for views in zip(*samples, strict=True))
+def _stacked(
+    samples: list[tuple[int, tuple[Tensor, ...] | AnisoError]],
+) -> list[tuple[Tensor, ...]] | AnisoError:
+    """For every pass its stacks of pictures, one for each view."""
+    grouped: dict[int, list[tuple[Tensor, ...]]] = {}
+    for which, views in samples:
+        if isinstance(views, AnisoError):
+            return views
+        grouped.setdefault(which, []).append(views)
+    return [tuple(torch.stack(views) for views in zip(*grouped[w], strict=True)) for w in sorted(grouped)]
 
 
 def _order(split: Split, shuffle: bool, seed: int, epoch: int) -> list[int]:

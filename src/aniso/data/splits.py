@@ -58,6 +58,8 @@ class Labelled:
     classes: ClassList
     images: Images
     labels: tuple[int, ...]
+    role: str = ""
+    """train, val or test, where a task said so: what may be learned from, or chosen by, is decided by it."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -135,7 +137,7 @@ class Labelled:
         chosen = list(indices)
         images = ChosenImages([self.images], [(0, i) for i in chosen])
         name = f"{self.name} ({what})" if what else self.name
-        return Labelled(name, self.classes, images, tuple(self.labels[i] for i in chosen))
+        return Labelled(name, self.classes, images, tuple(self.labels[i] for i in chosen), self.role)
 
     def without(self, indices: Iterable[int]) -> Labelled:
         left_out = set(indices)

@@ -230,11 +230,11 @@ def _split(name: str, parts: Mapping[str, Labelled], rules: SplitRules, seed: in
         rule = getattr(rules, role)
         if isinstance(rule, Carve) and rest is not None:
             cut, rest = rest.carve(role, seed, **rule.model_dump())
-            made[role] = replace(cut, name=f"{name} {role}")
+            made[role] = replace(cut, name=f"{name} {role}", role=role)
         elif isinstance(rule, str):
-            made[role] = replace(_part(name, parts, rule), name=f"{name} {role}")
+            made[role] = replace(_part(name, parts, rule), name=f"{name} {role}", role=role)
     if rest is not None:
-        made["train"] = replace(rest, name=f"{name} train")
+        made["train"] = replace(rest, name=f"{name} train", role="train")
     _require_rules_work(name, rules, made)
     _require_disjoint(name, made)
     return {role: _filled(made[role]) for role in ROLES if role in made and len(made[role])}

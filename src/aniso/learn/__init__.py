@@ -1,7 +1,27 @@
-"""Learning: fine-tuning and evaluation."""
+"""Learning: objectives, one loop, evaluation, search, and what can be measured about the result."""
 
 from aniso.learn.evaluate import Accuracy, evaluate
 from aniso.learn.finetune import Tuned, finetune
+from aniso.learn.fit import Fit, fit
+from aniso.learn.keep import Best, Keep, Last, Lowest
+from aniso.learn.objectives import CoefficientNorm, CrossEntropy, Objective
 from aniso.learn.schedule import Schedule
+from aniso.learn.trained import Trained
 
-__all__ = ["evaluate", "Accuracy", "finetune", "Tuned", "Schedule"]
+__all__ = [
+    "fit",
+    "Fit",
+    "Trained",
+    "Objective",
+    "CrossEntropy",
+    "CoefficientNorm",
+    "Schedule",
+    "Keep",
+    "Last",
+    "Best",
+    "Lowest",
+    "evaluate",
+    "Accuracy",
+    "finetune",
+    "Tuned",
+]

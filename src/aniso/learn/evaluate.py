@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aniso.compose import Composition
 from aniso.data import Batches, Labelled
@@ -65,7 +64,6 @@ def encoder_of(model: nn.Module) -> Encoder:
     return inner
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     split: Labelled,
@@ -77,27 +75,52 @@ def evaluate(
 ) -> Accuracy:
     """The accuracy of a model, or of a composition, on a split; class weights from prompts unless given."""
     _require_labelled(split)
+    head = head or encoder_of(model).class_weights(split.classes, told=told)
+    found = answers(model, split, head=head, batch=batch, workers=workers, told=told)
+    return accuracy(found, split, notes=head.notes)
+
+
+@torch.no_grad()
+def answers(
+    model: nn.Module,
+    split: Labelled,
+    *,
+    head: ClassWeights | None = None,
+    batch: int = 256,
+    workers: int = 0,
+    told: Told | None = None,
+) -> Tensor:
+    """For every picture of a split, in order, the class that a model says it is."""
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, told=told)
     _require_same_classes(head, split)
     device = next(iter(encoder.parameters())).device
     before = model.training
     model.eval()
-    classes = len(split.classes)
-    confusion = torch.zeros(classes * classes, dtype=torch.long)  # true class x answer
+    found: list[Tensor] = []
     done = 0
     try:
         for batch_ in Batches(split, encoder.transforms.eval, size=batch, workers=workers):
             logits = head.logits(model(batch_.images.to(device)))
             _require_finite(logits, split, batch_.indices)
-            labels: Any = batch_.labels
-            confusion += torch.bincount(labels * classes + logits.argmax(-1).cpu(), minlength=classes**2)
+            found.append(logits.argmax(-1).cpu())
             done += len(batch_)
             if told:
                 told(split.name, done, len(split))
     finally:
         model.train(before)
-    return _accuracy(confusion.view(classes, classes), split, head)
+    return torch.cat(found)
+
+
+def accuracy(found: Tensor, split: Labelled, notes: tuple[str, ...] = ()) -> Accuracy:
+    """How many of these answers are right, in total and for each class."""
+    classes = len(split.classes)
+    pairs = torch.tensor(split.labels) * classes + found
+    confusion = torch.bincount(pairs, minlength=classes**2).view(classes, classes)  # true class x answer
+    right, counts = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+    by_class = dict(zip(split.classes.names, zip(right, counts, strict=True), strict=True))
+    doubts = (*_permuted(confusion, split), *_one_answer(confusion, split))
+    return Accuracy(sum(right), sum(counts), by_class, (*notes, *doubts))
 
 
 def _require_labelled(split: object) -> None:
@@ -108,13 +131,6 @@ def _require_labelled(split: object) -> None:
             found=printable(split),
             fix="task.test, or another labelled split",
         )
-
-
-def _accuracy(confusion: torch.Tensor, split: Labelled, head: ClassWeights) -> Accuracy:
-    right, counts = confusion.diagonal().tolist(), confusion.sum(1).tolist()
-    by_class = dict(zip(split.classes.names, zip(right, counts, strict=True), strict=True))
-    notes = (*head.notes, *_permuted(confusion, split))
-    return Accuracy(sum(right), sum(counts), by_class, notes)
 
 
 def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
@@ -131,6 +147,15 @@ def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
             "are the labels those of other classes?",
         )
     return ()
+
+
+def _one_answer(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
+    """A warning if every picture gets the same answer: features that have collapsed."""
+    said = (confusion.sum(0) > 0).sum()
+    if int(said) > 1 or int((confusion.sum(1) > 0).sum()) < 2:
+        return ()
+    name = split.classes.names[int(confusion.sum(0).argmax())]
+    return (f"warning: {split.name}: every picture is said to be '{printable(name, 40)}'",)
 
 
 def _require_same_classes(head: ClassWeights, split: Labelled) -> None:

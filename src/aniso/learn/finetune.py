@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from aniso.compose import Tangent
 from aniso.data import Labelled
-from aniso.learn.loop import train
+from aniso.learn.fit import fit
+from aniso.learn.loop import Row
+from aniso.learn.objectives import CrossEntropy
 from aniso.learn.schedule import Schedule
+from aniso.learn.trained import Trained
 from aniso.models import Encoder
 from aniso.weights import TensorMap
+from aniso.weights.files import Told
 
 PAPER = Schedule(epochs=10, lr=1e-5)
 """The paper's recipe for CLIP; epochs differ by data set, see ``epochs`` in the cards."""
@@ -36,34 +40,34 @@ def finetune(
     *,
     linearised: bool = False,
     seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = False,
     workers: int = 0,
-    told: Callable[[int, float], None] | None = None,
+    told: Told | None = None,
+    epoch_done: Callable[[Row], None] | None = None,
 ) -> Tuned:
     """Train the image encoder, with class weights from prompts as a frozen head; the last epoch is kept.
 
-    ``told`` is called after every epoch with its number, counted from 1, and its mean loss.
+    ``directory``, ``resume``, ``told`` and ``epoch_done`` are those of ``fit``.
     """
-    head = encoder.class_weights(split.classes)
-    model, trained = _trainable(encoder, linearised)
-    view = encoder.transforms.train
-    losses = train(
-        model, list(trained.values()), split, head, view, schedule, seed=seed, workers=workers, told=told
+    trained = Trained.weights(encoder, linearised=linearised)
+    done = fit(
+        trained,
+        CrossEntropy(split),
+        schedule,
+        seed=seed,
+        directory=directory,
+        resume=resume,
+        workers=workers,
+        told=told,
+        epoch_done=epoch_done,
     )
-    return Tuned(_weights(encoder, model, trained), losses, model)
+    return Tuned(
+        tuned_weights(encoder, trained), tuple(row["loss"] for row in done.history[1:]), trained.model
+    )
 
 
-def _trainable(encoder: Encoder, linearised: bool) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model of its own, and its trained tensors by name: those that are blocks, so not the text tower."""
-    names = [part.key for block in encoder.layout.blocks for part in block.parts]
-    if linearised:
-        tangent = Tangent(encoder, names)
-        return tangent, dict(zip(names, tangent.tau, strict=True))
-    own = copy.deepcopy(encoder)
-    parameters = dict(own.named_parameters())
-    return own, {name: parameters[name].requires_grad_() for name in names}
-
-
-def _weights(encoder: Encoder, model: nn.Module, trained: dict[str, Tensor]) -> TensorMap:
-    moved = model.tuned() if isinstance(model, Tangent) else {n: t.detach() for n, t in trained.items()}
-    state = {**encoder.state_dict(), **moved}
-    return TensorMap(state, encoder.name, config=encoder.model_config)
+def tuned_weights(encoder: Encoder, trained: Trained) -> TensorMap:
+    """All of the model's weights, those that were trained as they are now."""
+    moved = trained.model.tuned() if isinstance(trained.model, Tangent) else trained.copied()
+    return TensorMap({**encoder.state_dict(), **moved}, encoder.name, config=encoder.model_config)

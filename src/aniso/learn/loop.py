@@ -1,70 +1,304 @@
-"""The training loop: batches in, gradient steps on whatever is trained."""
+"""The loop: batches in, gradient steps on whatever is trained, a measurement after every epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from aniso.data import Batches, Labelled
-from aniso.data.batches import View
-from aniso.errors import NumericalError
+from aniso.data import Batch, draw
+from aniso.errors import InputError, NumericalError, ResourceError
+from aniso.learn.evaluate import encoder_of, evaluate
+from aniso.learn.keep import Keep
+from aniso.learn.objectives import DataTerm, Objective, Seen
+from aniso.learn.passes import Passes
 from aniso.learn.schedule import Schedule
+from aniso.learn.state import State
+from aniso.learn.trained import Trained
 from aniso.models import ClassWeights
+from aniso.weights.files import Told
+
+Row = dict[str, Any]
+"""What is known after an epoch: its number, losses, accuracies, and whether it is the one to keep."""
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(
-    model: nn.Module,
-    trained: Sequence[Tensor],
-    split: Labelled,
-    head: ClassWeights,
-    view: View,
-    schedule: Schedule,
-    *,
-    seed: int = 0,
-    workers: int = 0,
-    told: Callable[[int, float], None] | None = None,
-) -> tuple[float, ...]:
-    """Cross-entropy on a split; returns the mean loss of every epoch.
+@final
+@dataclass(frozen=True)
+class _Bound:
+    """A data term with what it needs of the model."""
 
-    ``told`` is called after every epoch with its number, counted from 1, and its mean loss.
-    """
-    optimiser = torch.optim.AdamW(trained, lr=schedule.lr, weight_decay=schedule.weight_decay)
-    device = trained[0].device
-    steps, step, losses = schedule.steps(len(split)), 0, []
-    model.train()
-    for epoch in range(schedule.epochs):
-        total = 0.0
-        batches = Batches(
-            split, view, size=schedule.batch, shuffle=True, seed=seed, epoch=epoch, workers=workers
-        )
-        for batch in batches:
-            for group in optimiser.param_groups:
-                group["lr"] = schedule.rate(step, steps)
-            labels: Any = batch.labels
-            logits = head.logits(model(batch.images.to(device)))
-            loss = functional.cross_entropy(logits, labels.to(device))
-            _require_finite(loss, split, epoch, step)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(trained, schedule.clip)
-            optimiser.step()
-            total += loss.item() * len(batch)
-            step += 1
-        losses.append(total / len(split))
-        if told:
-            told(epoch + 1, losses[-1])
-    model.eval()
-    return tuple(losses)
+    weight: float
+    term: DataTerm
+    head: ClassWeights
 
 
-def _require_finite(loss: Tensor, split: Labelled, epoch: int, step: int) -> None:
-    if not bool(torch.isfinite(loss)):
-        raise NumericalError(
-            "LEARN-NONFINITE",
-            f"the loss on {split.name} is {loss.item()} in epoch {epoch + 1}, step {step + 1}",
-            fix="lower the learning rate",
-        )
+@final
+class Loop:
+    """A run between two steps. Everything that changes is in ``state()``; the rest is how it was called."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        objective: Objective,
+        schedule: Schedule,
+        keep: Keep,
+        *,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        self._trained = trained
+        self._objective = objective
+        self._schedule = schedule
+        self._keep = keep
+        self._seed = seed
+        self._workers = workers
+        encoder = encoder_of(trained.model)
+        self._bound = [_Bound(w, t, encoder.class_weights(t.split.classes)) for w, t in objective.data_terms]
+        self._heads = {split.name: encoder.class_weights(split.classes) for split in keep.splits}
+        views = [(b.term.split, b.term.views(encoder.transforms)) for b in self._bound]
+        self._passes = Passes(views, schedule, seed)
+        tensors = list(trained.tensors.values())
+        self._device = tensors[0].device
+        self._optimiser = torch.optim.AdamW(tensors, lr=schedule.lr, weight_decay=schedule.weight_decay)
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=schedule.precision == "fp16")
+        self.epoch = self.step = 0
+        self.history: list[Row] = []
+        self.kept = trained.copied()
+        self._sums: dict[str, float] = {}
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return self._passes.steps
+
+    @property
+    def done(self) -> bool:
+        if not self.history:
+            return False
+        return self.epoch >= self._schedule.epochs or self._keep.ends(self._measured())
+
+    def run(self, told: Told, between: Callable[[], None]) -> Iterator[Row]:
+        """Train to the end, giving a row after every epoch. ``between`` is called between steps."""
+        if not self.history:
+            yield self._measure(told, between)
+        while not self.done:
+            self._train(told, between)
+            row = self._measure(told, between)
+            self.epoch, self.step, self._sums = self.epoch + 1, 0, {}
+            yield row
+        self._trained.load(self.kept)
+
+    # training
+
+    def _train(self, told: Told, between: Callable[[], None]) -> None:
+        """The epoch's steps that are left."""
+        model = self._trained.model
+        model.train()
+        try:
+            for batches in self._passes.epoch(self.epoch, start=self.step, workers=self._workers):
+                between()
+                self._take_step(batches)
+                self.step += 1
+                told(f"epoch {self.epoch + 1} of {self._schedule.epochs}", self.step, self.steps)
+        finally:
+            model.eval()
+
+    def _take_step(self, batches: Sequence[Batch]) -> None:
+        done = self.epoch * self.steps + self.step
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps)
+        self._optimiser.zero_grad(set_to_none=True)
+        with self._own_chance(), _memory_explained(sum(map(len, batches))):
+            losses = self._gradients(batches)
+        self._require_finite(losses, batches)
+        self._scaler.unscale_(self._optimiser)
+        tensors = list(self._trained.tensors.values())
+        norm = nn.utils.clip_grad_norm_(tensors, self._schedule.clip)
+        self._require_gradient(norm, first=done == 0, batches=batches)
+        self._scaler.step(self._optimiser)
+        self._scaler.update()
+        for name, (loss, count) in losses.items():
+            self._sums[name] = self._sums.get(name, 0.0) + loss * count
+            self._sums[f"#{name}"] = self._sums.get(f"#{name}", 0.0) + count
+
+    def _gradients(self, batches: Sequence[Batch]) -> dict[str, tuple[float, int]]:
+        """Add up the gradients of a step, slice by slice; gives every term's mean loss and size."""
+        found: dict[str, tuple[float, int]] = {}
+        for number, slices in enumerate(self._slices(batches)):
+            total = torch.zeros((), device=self._device)
+            for bound, whole, piece, seen in zip(
+                self._bound, batches, slices, self._seen(slices), strict=True
+            ):
+                if not len(piece):
+                    continue
+                loss = bound.term.loss(seen) * (len(piece) / len(whole))
+                total = total + bound.weight * loss
+                name = bound.term.name
+                found[name] = (found.get(name, (0.0, 0))[0] + loss.item(), len(whole))
+            if number == 0:
+                total = total + self._of_values(found)
+            self._scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        return found
+
+    def _of_values(self, found: dict[str, tuple[float, int]]) -> Tensor:
+        total = torch.zeros((), device=self._device)
+        for weight, term in self._objective.value_terms:
+            slots = self._trained.slots
+            assert slots is not None  # fit() has seen to it
+            loss = term.loss(self._trained.tensors["values"], slots)
+            found[term.name] = (loss.item(), 1)
+            total = total + weight * loss
+        return total
+
+    def _slices(self, batches: Sequence[Batch]) -> list[list[Batch]]:
+        size = sum(map(len, batches))
+        count = -(-size // (self._schedule.micro_batch or size))
+        return [[_part(batch, i, count) for batch in batches] for i in range(count)]
+
+    def _seen(self, batches: Sequence[Batch]) -> list[Seen]:
+        """All terms' pictures go through the model together."""
+        images = [view for batch in batches for view in batch.views]
+        dtype = _HALF.get(self._schedule.precision)
+        with torch.autocast(self._device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            features = self._trained.model(torch.cat(images).to(self._device)).float()
+        pieces = iter(torch.split(features, [len(view) for view in images]))
+        out = []
+        for bound, batch in zip(self._bound, batches, strict=True):
+            own = tuple(next(pieces) for _ in batch.views)
+            labels = None if batch.labels is None else batch.labels.to(self._device)
+            out.append(Seen(own, tuple(bound.head.logits(f) for f in own), labels))
+        return out
+
+    @contextlib.contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """What is random inside a model (dropout) depends on the step alone, so a run can go on anywhere."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(draw.number("step", self._seed, self.epoch, self.step))
+            yield
+
+    # measuring
+
+    def _measure(self, told: Told, between: Callable[[], None]) -> Row:
+        accuracy = {}
+
+        def checked(what: str, done: int, total: int) -> None:
+            between()
+            told(what, done, total)
+
+        for split in self._keep.splits:
+            head = self._heads[split.name]
+            measured = evaluate(self._trained.model, split, head=head, workers=self._workers, told=checked)
+            accuracy[split.name] = measured.value
+        row: Row = {"epoch": len(self.history), **self._losses(), "accuracy": accuracy}
+        self.history.append(row)
+        if self._keep.choose(self._measured()) == len(self.history) - 1:
+            self.kept = self._trained.copied()
+            for other in self.history:
+                other["kept"] = other is row
+        else:
+            row["kept"] = False
+        return row
+
+    def _measured(self) -> list[dict[str, float]]:
+        return [row["accuracy"] for row in self.history]
+
+    def _losses(self) -> dict[str, Any]:
+        """Means over the epoch; the objective's is their weighted sum."""
+        terms = {n: self._sums[n] / self._sums[f"#{n}"] for n in self._sums if not n.startswith("#")}
+        weighted = [weight * terms[term.name] for weight, term in self._objective.parts if terms]
+        return {"loss": sum(weighted) if terms else None, "terms": terms}
+
+    # going on
+
+    def state(self) -> State:
+        tensors = {f"trained.{name}": t.detach() for name, t in self._trained.tensors.items()}
+        tensors |= {f"kept.{name}": t for name, t in self.kept.items()}
+        for name, t in self._trained.tensors.items():
+            tensors |= {f"adam.{key}.{name}": v for key, v in self._optimiser.state.get(t, {}).items()}
+        facts = {"history": self.history, "sums": self._sums, "scaler": self._scaler.state_dict()}
+        return State(self.epoch, self.step, {n: t.cpu() for n, t in tensors.items()}, facts)
+
+    def restore(self, state: State) -> None:
+        self.epoch, self.step = state.epoch, state.step
+        self.history, self._sums = state.facts["history"], state.facts["sums"]
+        self._scaler.load_state_dict(state.facts["scaler"])
+        try:
+            self._trained.load({n: state.tensors[f"trained.{n}"] for n in self._trained.tensors})
+            self.kept = {n: state.tensors[f"kept.{n}"].to(self._device) for n in self._trained.tensors}
+        except (KeyError, RuntimeError) as e:
+            raise InputError("RUN-STATE", f"the state is of another run: {e}", fix="start anew") from None
+        for name, t in self._trained.tensors.items():
+            found = {key: state.tensors.get(f"adam.{key}.{name}") for key in _ADAM}
+            if found["step"] is not None:
+                moved = {key: v if key == "step" else v.to(self._device) for key, v in found.items()}  # type: ignore[union-attr]
+                self._optimiser.state[t] = moved
+
+    # what must not go unnoticed
+
+    def _require_finite(self, losses: dict[str, tuple[float, int]], batches: Sequence[Batch]) -> None:
+        bad = [name for name, (loss, _) in losses.items() if not abs(loss) < float("inf")]
+        if bad:
+            raise NumericalError(
+                "LEARN-NONFINITE",
+                f"the loss on {bad[0]} is {losses[bad[0]][0]} in epoch {self.epoch + 1}, "
+                f"step {self.step + 1}",
+                pictures=self._named(bad[0], batches),
+                fix="lower the learning rate (--lr), or look at these pictures",
+            )
+
+    def _named(self, name: str, batches: Sequence[Batch]) -> list[str]:
+        for bound, batch in zip(self._bound, batches, strict=True):
+            if bound.term.name == name:
+                return [bound.term.split.images.label(i) for i in batch.indices[:20]]
+        return []
+
+    def _require_gradient(self, norm: Tensor, *, first: bool, batches: Sequence[Batch]) -> None:
+        if not bool(torch.isfinite(norm)) and not self._scaler.is_enabled():  # a scaler skips such steps
+            name = self._bound[0].term.name if self._bound else ""
+            raise NumericalError(
+                "LEARN-NONFINITE",
+                f"the gradient is {norm.item()} in epoch {self.epoch + 1}, step {self.step + 1}",
+                pictures=self._named(name, batches),
+                fix="lower the learning rate (--lr), or look at these pictures",
+            )
+        if first and float(norm) == 0.0:
+            raise NumericalError(
+                "LEARN-GRADIENT",
+                "no gradient reaches what is trained",
+                likely="a single class, blocks that do not reach the output, or vectors that are zero there",
+                fix="aniso bank ls shows vectors' norms; --partition says which blocks have coefficients",
+            )
+
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _part(batch: Batch, i: int, count: int) -> Batch:
+    """The i-th of so many nearly equal parts."""
+    if count == 1:
+        return batch
+    low, high = (len(batch) * j // count for j in (i, i + 1))
+    labels = None if batch.labels is None else batch.labels[low:high]
+    return Batch(tuple(view[low:high] for view in batch.views), labels, batch.indices[low:high])
+
+
+@contextlib.contextmanager
+def _memory_explained(size: int) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, MemoryError) and "memory" not in str(e):
+            raise
+        raise ResourceError(
+            "OUT-MEMORY",
+            f"a step with {size} pictures does not fit into memory",
+            reason=str(e)[:200],
+            fix=f"--micro-batch {max(1, size // 2)} gives the same result in slices",
+        ) from None

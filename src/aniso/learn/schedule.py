@@ -3,42 +3,77 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from aniso.errors import UsageError
+from aniso.errors import UsageError, printable
+
+Shape = Literal["cosine", "constant"]
+Precision = Literal["fp32", "bf16", "fp16"]
+_CHOICES = {"shape": ("cosine", "constant"), "precision": ("fp32", "bf16", "fp16")}
+_LEAST = {"epochs": 1, "batch": 1, "warmup": 0, "weight_decay": 0, "lr": 0, "clip": 0, "least_batches": 1}
+_ABOVE_ZERO = ("lr", "clip")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW with a linear warm-up and a cosine that falls to zero over the run."""
+    """AdamW with a linear warm-up, then a cosine that falls to zero over the run, or a constant rate."""
 
     epochs: int
     lr: float
     batch: int = 128
+    """Pictures in a step; every data term of an objective gets an equal share."""
     weight_decay: float = 0.1
     warmup: int = 500
     """Steps, but never more than a tenth of the run: short runs would end while warming up."""
     clip: float = 1.0
     """Largest norm of a gradient; larger ones are scaled down."""
+    shape: Shape = "cosine"
+    least_batches: int = 1
+    """Steps that an epoch has at least: small splits are gone through several times in it."""
+    precision: Precision = "fp32"
+    """Of the forward pass; coefficients, weights and their updates always have 32 bits or more."""
+    micro_batch: int | None = None
+    """Pictures at once, if a whole batch does not fit: gradients of a step's slices are added up."""
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "batch": 1, "warmup": 0, "weight_decay": 0, "lr": 0, "clip": 0}
-        for name, low in least.items():
+        for name, low in _LEAST.items():
             value = getattr(self, name)
-            if not value >= low or (name in ("lr", "clip") and not value > 0) or value == math.inf:
-                raise UsageError(
-                    "USAGE",
-                    f"a schedule cannot have {name} = {value}",
-                    expected=f"at least {low}" if name not in ("lr", "clip") else "above 0",
-                    fix=f"Schedule(…, {name}=…)",
-                )
+            if not value >= low or (name in _ABOVE_ZERO and not value > 0) or value == math.inf:
+                raise _unusable(name, value, "above 0" if name in _ABOVE_ZERO else f"at least {low}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise _unusable(name, getattr(self, name), " or ".join(choices))
+        if self.micro_batch is not None and not self.micro_batch >= 1:
+            raise _unusable("micro_batch", self.micro_batch, "at least 1")
 
-    def steps(self, samples: int) -> int:
-        return self.epochs * -(-samples // self.batch)
+    def share(self, terms: int) -> int:
+        """How many pictures of a step belong to each data term."""
+        return max(1, self.batch // terms)
+
+    def epoch_steps(self, sizes: Sequence[int]) -> int:
+        """Steps of an epoch over splits of these sizes: the one that takes longest is gone through once."""
+        share = self.share(len(sizes))
+        return max(self.least_batches, *(-(-size // share) for size in sizes))
+
+    def steps(self, *sizes: int) -> int:
+        return self.epochs * self.epoch_steps(sizes)
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0."""
         warm = min(self.warmup, steps // 10)
         if step < warm:
             return self.lr * (step + 1) / warm
+        if self.shape == "constant":
+            return self.lr
         return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _unusable(name: str, value: object, expected: str) -> UsageError:
+    return UsageError(
+        "USAGE",
+        f"a schedule cannot have {name} = {printable(value)}",
+        expected=expected,
+        fix=f"Schedule(…, {name}=…)",
+    )

@@ -1,0 +1,93 @@
+"""``aniso run``: an experiment from its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aniso.cli import options, show
+from aniso.errors import CellsError
+
+if TYPE_CHECKING:
+    from aniso.experiments.spec import Cell
+
+
+def run(
+    spec: Annotated[Path, typer.Argument(help="A spec: a YAML file.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Directory of records; records beside the spec.")
+    ] = None,
+    data: options.DataRoot = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE in place of the spec's; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only cells whose label is this; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 1,
+    workers: options.Workers = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.", min=1)] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run.")] = False,
+    json: show.Json = False,
+) -> None:
+    """Run every cell of an experiment that has no record yet; each leaves one JSON file."""
+    from aniso.experiments import runner
+    from aniso.experiments.spec import Experiment, cells
+    from aniso.experiments.strict_yaml import read_yaml, validated, with_values
+
+    document = with_values(read_yaml(spec), set_ or [])
+    found = cells(validated(Experiment, document), document)
+    chosen = [cell for cell in found if not only or cell.label in only]
+    grid = runner.Grid(chosen, out or spec.parent / "records")
+    before = [grid.status(cell) for cell in chosen]
+    if dry_run:
+        _print(chosen, before, json)
+        return
+    todo = sum(status == "missing" or (retry_failed and status == "failed") for status in before)
+    done = 0
+
+    def happened(cell: Cell, what: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        show.told_line(f"[{done}/{todo}] {_name(cell)}: {what} ({seconds:.0f} s)")
+
+    count = runner.run(
+        grid,
+        jobs=jobs,
+        data=data,
+        workers=workers,
+        retry_failed=retry_failed,
+        timeout=timeout,
+        happened=happened,
+    )
+    if json:
+        show.as_json({"cells": len(chosen), **count, "records": str(grid.directory)})
+    else:
+        show.line(f"{len(chosen)} cells: {', '.join(f'{n} {what}' for what, n in count.items() if n)}")
+    if count["failed"] or count["missing"]:
+        raise CellsError(
+            "CELLS",
+            f"{count['failed']} of {len(chosen)} cells failed, {count['missing']} are missing",
+            found=[_name(cell) for cell in chosen if grid.status(cell) == "failed"][:8],
+            fix=f"look at *.failed.json in '{grid.directory}', then run again with --retry-failed",
+        )
+
+
+def _name(cell: Cell) -> str:
+    spec = cell.setting.spec()
+    words = [str(spec[key]) for key in ("task", "target") if key in spec]
+    words += [f"{key} {spec[key]}" for key in ("shots", "fraction", "seed") if key in spec]
+    return f"{cell.label}, {', '.join(words)}"
+
+
+def _print(chosen: list[Cell], status: Sequence[str], json: bool) -> None:
+    rows = [(cell.label, _name(cell), cell.setting.id[:8], s) for cell, s in zip(chosen, status, strict=True)]
+    if json:
+        show.as_json([{"label": a, "cell": b, "id": c, "status": d} for a, b, c, d in rows])
+        return
+    show.table(("cell", "id", "status"), [row[1:] for row in rows])
+    show.line(f"{len(rows)} cells, {status.count('recorded')} recorded")

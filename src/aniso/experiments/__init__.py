@@ -1,0 +1,1 @@
+"""Experiments are files, results are records."""

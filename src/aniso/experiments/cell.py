@@ -1,0 +1,62 @@
+"""One cell in a process of its own: whatever happens to it happens to it alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from aniso.errors import AnisoError, StoppedError
+from aniso.experiments.record import Clock, record, write
+from aniso.experiments.spec import Cell
+from aniso.experiments.work import Circumstances, Work
+from aniso.weights.atomic import disk, write_text
+
+FAILED = ".failed.json"
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where a cell leaves what it finds."""
+
+    record: Path
+    states: Path
+
+    @property
+    def failure(self) -> Path:
+        return self.record.with_suffix(FAILED)
+
+
+def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads: int) -> None:
+    """Record a cell, or why it failed. A cell that was interrupted goes on where it stopped."""
+    torch.set_num_threads(threads)
+    # Ctrl-C reaches all processes of a terminal; the runner alone hears it, and asks cells to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    clock = Clock()
+    try:
+        how = Circumstances(data=data, workers=workers, directory=place.states, resume=True)
+        outcome = Work(cell.setting, how).run()
+        made = record(cell.setting, outcome, clock, experiment=cell.experiment, label=cell.label)
+        write(place.record, made, overwrite=True)
+        disk.remove(place.failure)
+        if place.states.exists():
+            disk.remove(place.states)
+    except StoppedError:
+        raise SystemExit(130) from None
+    except Exception as e:
+        _write_failure(place.failure, cell, e)
+        raise SystemExit(e.exit_code if isinstance(e, AnisoError) else 1) from None
+
+
+def _write_failure(path: Path, cell: Cell, error: Exception) -> None:
+    what = error.to_json() if isinstance(error, AnisoError) else {"error": "BUG", "message": str(error)}
+    lines = [] if isinstance(error, AnisoError) else traceback.format_exc().splitlines()[-12:]
+    made = {"id": cell.setting.id, "label": cell.label, "spec": cell.setting.spec(), **what, "trace": lines}
+    write_text(path, json.dumps(made, indent=1, sort_keys=True) + "\n", overwrite=True)

@@ -1,0 +1,17 @@
+"""The settings: each says what is learned from, what is chosen by, and what is measured."""
+
+from aniso.experiments.settings.addition import Addition
+from aniso.experiments.settings.few_shot import FewShot
+from aniso.experiments.settings.fraction import Fraction
+from aniso.experiments.settings.negation import Negation
+from aniso.experiments.settings.setting import BaseSetting, Job
+
+SETTINGS: dict[str, type[BaseSetting]] = {
+    "few-shot": FewShot,
+    "addition": Addition,
+    "negation": Negation,
+    "fraction": Fraction,
+}
+"""By the name that specs call them."""
+
+__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Fraction", "BaseSetting", "Job"]

@@ -1,0 +1,39 @@
+"""A new task from a few labelled pictures of each class."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, require_split
+from aniso.learn import Best, CrossEntropy, Last, Schedule
+
+
+class FewShot(BaseSetting):
+    """k pictures of every class; the task's own vector, and others that are named, are left out."""
+
+    setting: Literal["few-shot"] = "few-shot"
+    task: str
+    shots: int = Field(default=16, ge=1)
+    allow_fewer_shots: bool = False
+    keep: Literal["last", "best"] = "last"
+    """best chooses the epoch on the validation split, as the paper's tables do."""
+    leave_out: tuple[str, ...] = Field(default=(), strict=False)
+
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
+
+    def job(self, tasks: Tasks) -> Job:
+        task = tasks(self.task)
+        train = require_split(task, "train", "shots are taken from")
+        shots = train.shots(self.shots, self.seed, allow_fewer=self.allow_fewer_shots)
+        last = self.keep == "last" and self.method != "search"
+        absent = {task.name, *self.leave_out}
+        return Job(
+            tests={task.name: require_split(task, "test", "results are measured on")},
+            vectors=lambda names: [name for name in names if name not in absent],
+            objective=CrossEntropy(shots, view="few_shot") * 1.0,
+            keep=Last() if last else Best(require_split(task, "val", "epochs are chosen by")),
+            points=tuple(i / 20 for i in range(21)),
+            notes=task.notes,
+        )

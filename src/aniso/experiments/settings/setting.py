@@ -1,0 +1,122 @@
+"""What all settings share: which model and bank, by which method, with which schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from aniso.compose import Partition
+from aniso.data import Labelled, Task
+from aniso.errors import InputError, printable
+from aniso.learn import Keep, Objective, Schedule
+from aniso.learn.schedule import Precision, Shape
+
+Method = Literal["coefficients", "weights", "search", "vector", "none"]
+"""Learn coefficients; fine-tune all weights; search one scale; add each task's own vector; change nothing."""
+
+Tasks = Callable[[str], Task]
+"""Finds a task by what a spec calls it."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ScheduleSpec(Strict):
+    """What differs from the setting's own schedule."""
+
+    epochs: int | None = None
+    lr: float | None = None
+    batch: int | None = None
+    weight_decay: float | None = None
+    warmup: int | None = None
+    clip: float | None = None
+    shape: Shape | None = None
+    least_batches: int | None = None
+    precision: Precision | None = None
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a setting comes to once its tasks are known."""
+
+    tests: Mapping[str, Labelled]
+    """Measured at the end, by task."""
+    vectors: Callable[[Sequence[str]], Sequence[str]]
+    """Which of a bank's vectors are composed."""
+    objective: Objective | None
+    keep: Keep
+    points: Sequence[float] = ()
+    """Scales to search through."""
+    references: Mapping[str, Labelled] = field(default_factory=dict)
+    """Splits of tasks on which each task's own vector is measured for comparison, by the split's name."""
+    notes: tuple[str, ...] = ()
+
+
+class BaseSetting(Strict, ABC):
+    """Everything that decides the result. Devices, workers and places on disk do not."""
+
+    model: str
+    weights: str | None = None
+    bank: str | None = None
+    linearised: bool = False
+    method: Method = "coefficients"
+    partition: str = "blocks"
+    schedule: ScheduleSpec = ScheduleSpec()
+    seed: int = Field(default=0, ge=0)
+    split_seed: int = Field(default=0, ge=0)
+    compare: bool = True
+    """Measure zero-shot accuracy, too."""
+    on_bad_image: Literal["error", "skip"] | int = "error"
+
+    usual: ClassVar[Schedule]
+    """The paper's recipe."""
+    usual_weights: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-5)
+    """The paper's recipe when all weights are trained."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.method in ("coefficients", "search", "vector") and self.bank is None:
+            raise ValueError(f"method '{self.method}' needs a bank")
+        Partition.parse(self.partition)
+        self.resolved_schedule()
+        return self
+
+    @abstractmethod
+    def job(self, tasks: Tasks) -> Job: ...
+
+    def resolved_schedule(self) -> Schedule:
+        given = {k: v for k, v in self.schedule.model_dump().items() if v is not None}
+        return replace(self.usual_weights if self.method == "weights" else self.usual, **given)
+
+    def resolved_partition(self) -> Partition:
+        found = Partition.parse(self.partition)
+        return replace(found, seed=self.seed) if found.rule == "random" else found
+
+    def spec(self) -> dict[str, Any]:
+        """As a spec says it, with nothing left to be guessed."""
+        return {**self.model_dump(mode="json"), "schedule": asdict(self.resolved_schedule())}
+
+    @property
+    def id(self) -> str:
+        """Changes with anything that decides the result."""
+        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
+
+
+def require_split(task: Task, role: str, why: str) -> Labelled:
+    found = task.splits.get(role)
+    if found is None:
+        raise InputError(
+            "DATA-SPLIT",
+            f"{printable(task.name)} has no {role} split, which {why}",
+            found=", ".join(task.splits),
+            fix=f"add one, or choose another way: aniso task show '{printable(task.name)}'",
+        )
+    return found

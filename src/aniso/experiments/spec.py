@@ -1,0 +1,104 @@
+"""An experiment: settings, the values to try, and variants of the method, as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, final
+
+from pydantic import Field
+
+from aniso.errors import UsageError, printable
+from aniso.experiments.settings import SETTINGS, BaseSetting
+from aniso.experiments.settings.setting import Strict
+from aniso.experiments.strict_yaml import Document, validated
+
+Values = dict[str, list[Any]]
+
+
+class Variant(Strict):
+    """One row of the results: what it is called, and how it differs."""
+
+    label: str
+    base: dict[str, Any] = Field(default_factory=dict)
+    grid: Values = Field(default_factory=dict)
+    """Values to try instead of the experiment's."""
+
+
+class Experiment(Strict):
+    """Every variant, at every combination of the grid's values, is a cell."""
+
+    version: Literal[1] = Field(alias="schema")
+    name: str = Field(pattern=r"[A-Za-z0-9][\w.+-]{0,60}")
+    base: dict[str, Any]
+    grid: Values = Field(default_factory=dict)
+    variants: list[Variant] = Field(min_length=1)
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    experiment: str
+    label: str
+    setting: BaseSetting
+
+
+def cells(experiment: Experiment, document: Document) -> list[Cell]:
+    """All cells, each checked as a setting of its own; two that are the same are an error."""
+    found: dict[str, Cell] = {}
+    for i, variant in enumerate(experiment.variants):
+        lines = _lines(document, i)
+        for point in _points({**experiment.grid, **variant.grid}):
+            said = _merged(_merged(experiment.base, variant.base), point)
+            cell = Cell(experiment.name, variant.label, parsed(Document(document.label, said, lines)))
+            if cell.setting.id in found:
+                raise UsageError(
+                    "SPEC",
+                    f"{document.label}: variants '{printable(found[cell.setting.id].label)}' and "
+                    f"'{printable(variant.label)}' are the same",
+                    line=document.lines.get(("variants", i), ""),
+                    fix="leave one of them out, or say how it differs",
+                )
+            found[cell.setting.id] = cell
+    return list(found.values())
+
+
+def parsed(document: Document) -> BaseSetting:
+    """One setting from plain data; an unknown key is an error that names the nearest known one."""
+    kind = document.data.get("setting")
+    if kind not in SETTINGS:
+        raise UsageError(
+            "SPEC",
+            f"{document.label}: there is no setting '{printable(kind)}'",
+            line=document.lines.get(("setting",), ""),
+            expected=", ".join(SETTINGS),
+            fix=f"setting: {next(iter(SETTINGS))}",
+        )
+    return validated(SETTINGS[kind], document)
+
+
+def _lines(document: Document, variant: int) -> dict[tuple[str | int, ...], int]:
+    """Where a cell's keys were said: by the experiment's base, its grid, or the variant."""
+    out: dict[tuple[str | int, ...], int] = {}
+    for start in (("base",), ("grid",), ("variants", variant, "base"), ("variants", variant, "grid")):
+        size = len(start)
+        out |= {path[size:]: line for path, line in document.lines.items() if path[:size] == start}
+    return out
+
+
+def _points(grid: Values) -> Iterator[dict[str, Any]]:
+    for values in product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` wins; mappings within are merged, and a dotted key reaches into them."""
+    out = dict(base)
+    for key, value in over.items():
+        first, dot, rest = key.partition(".")
+        value = {rest: value} if dot else value
+        inner = out.get(first)
+        nested = isinstance(value, Mapping) and isinstance(inner, Mapping | None)
+        out[first] = _merged(inner or {}, value) if nested else value
+    return out

@@ -1,0 +1,291 @@
+"""A setting carried out: model and bank loaded, the method applied, the result measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan, Runtime
+from aniso.data import Labelled, Task, load_task
+from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.settings import BaseSetting, Job
+from aniso.learn import Best, Keep, Objective, Trained, fit
+from aniso.learn.evaluate import accuracy, answers
+from aniso.learn.finetune import tuned_weights
+from aniso.learn.loop import Row
+from aniso.learn.measures import by_depth, by_kind, five_numbers
+from aniso.learn.search import search
+from aniso.models import Encoder, load_model, mini_bank
+from aniso.vectors import Bank
+from aniso.weights import TensorMap
+from aniso.weights.files import Told
+
+
+@final
+@dataclass(frozen=True)
+class Circumstances:
+    """How work is carried out; the result does not depend on it."""
+
+    data: Path | None = None
+    """Where data sets lie, and what tasks that begin with ./ are below."""
+    workers: int = 0
+    runtime: Runtime = field(default_factory=Runtime)
+    directory: Path | None = None
+    """For states to go on from."""
+    resume: bool = False
+    allow_env_change: bool = False
+    told: Told | None = None
+    epoch_done: Callable[[Row], None] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """What came out."""
+
+    metrics: dict[str, Any]
+    inputs: dict[str, Any]
+    coefficients: Coefficients | None = None
+    weights: TensorMap | None = None
+    """All of the model's weights, if they were trained."""
+    notes: tuple[str, ...] = ()
+
+
+def open_bank(name: str | Path) -> Bank:
+    """A bank by its directory, or one of those that come with the package by name."""
+    if not Path(name).exists() and str(name).split("-")[0] == "mini":
+        return Bank.open(mini_bank(str(name)))
+    return Bank.open(name)
+
+
+@final
+class Work:
+    """One setting on its way. What is loaded is loaded when first needed, and once."""
+
+    def __init__(self, setting: BaseSetting, circumstances: Circumstances | None = None) -> None:
+        self.setting = setting
+        self._how = circumstances or Circumstances()
+        self._tasks: dict[str, Task] = {}
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return load_model(self.setting.model, self.setting.weights)
+
+    @cached_property
+    def job(self) -> Job:
+        return self.setting.job(self._task)
+
+    @cached_property
+    def bank(self) -> Bank:
+        """The vectors that are composed."""
+        whole = self._whole_bank
+        names = self.job.vectors(whole.names)
+        if not names:
+            raise InputError(
+                "BANK-NAME",
+                f"bank '{printable(self.setting.bank)}' has no vector for this",
+                expected=", ".join(self.job.tests),
+                found=", ".join(whole.names),
+                fix="vectors are matched with tasks by name: rename one of them",
+            )
+        return whole.only(*names)
+
+    @cached_property
+    def _whole_bank(self) -> Bank:
+        return open_bank(str(self.setting.bank))
+
+    def _task(self, ref: str) -> Task:
+        if ref not in self._tasks:
+            here, root = ref, self._how.data
+            if ref.startswith("./") and root is not None:
+                here = str(root / ref[2:])
+            self._tasks[ref] = load_task(
+                here,
+                root,
+                seed=self.setting.split_seed,
+                on_bad_image=self.setting.on_bad_image,
+                told=self._how.told,
+            )
+        return self._tasks[ref]
+
+    def _over(self, bank: Bank, partition: Partition) -> Composition:
+        model = Linearised(self.encoder) if self.setting.linearised else self.encoder
+        return Composition(model, bank, partition, runtime=self._how.runtime)
+
+    # before anything is learned
+
+    def plan(self) -> tuple[Plan | None, dict[str, Any]]:
+        """What will be read, trained and needed, in numbers; fails where the work itself would."""
+        job, schedule = self.job, self.setting.resolved_schedule()
+        facts: dict[str, Any] = {"method": self.setting.method, "tests": _sizes(job.tests)}
+        memory = None
+        if self.setting.method in ("coefficients", "search"):
+            made = self._over(self.bank, self._partition())
+            memory = made.plan
+            facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
+        elif self.setting.method == "weights":
+            facts["trainable"] = sum(block.numel for block in self.encoder.layout.blocks)
+        if self.setting.method in ("coefficients", "weights") and job.objective is not None:
+            splits = [term.split for _, term in job.objective.data_terms]
+            facts["learned_from"] = {split.name: len(split) for split in splits}
+            facts["steps"] = schedule.steps(*map(len, splits))
+        facts["chosen_by"] = {split.name: len(split) for split in job.keep.splits}
+        return memory, facts
+
+    # the methods
+
+    def run(self) -> Outcome:
+        method = {
+            "none": self._unchanged,
+            "vector": self._own_vectors,
+            "search": self._searched,
+            "coefficients": self._composed,
+            "weights": self._tuned,
+        }[self.setting.method]
+        return method()
+
+    def _unchanged(self) -> Outcome:
+        return self._outcome(self._measured(lambda name: self.encoder), {})
+
+    def _own_vectors(self) -> Outcome:
+        return self._outcome(self._measured(self._with_own_vector), {})
+
+    def _with_own_vector(self, name: str) -> nn.Module:
+        made = self._over(self.bank.only(name), Partition.whole())
+        with torch.no_grad():
+            made.values.fill_(1.0)
+        return made
+
+    def _searched(self) -> Outcome:
+        made = self._over(self.bank, Partition.whole())
+        keep, references = self._keep()
+        found = search(made, keep, self.job.points, workers=self._how.workers, told=self._how.told)
+        history = [{"scale": scale, "accuracy": measured} for scale, measured in found.tried]
+        facts = {"scale": found.scale, "history": history, **references}
+        return self._outcome(self._measured(lambda name: made), facts, found.coefficients)
+
+    def _composed(self) -> Outcome:
+        made = self._over(self.bank, self._partition())
+        facts, notes = self._learn(Trained.coefficients(made))
+        return self._outcome(self._measured(lambda name: made), facts, made.coefficients, notes=notes)
+
+    def _tuned(self) -> Outcome:
+        trained = Trained.weights(self.encoder, linearised=self.setting.linearised)
+        facts, notes = self._learn(trained)
+        measured = self._measured(lambda name: trained.model)
+        return self._outcome(measured, facts, weights=tuned_weights(self.encoder, trained), notes=notes)
+
+    def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
+        keep, references = self._keep()
+        how = self._how
+        done = fit(
+            trained,
+            self._objective(),
+            self.setting.resolved_schedule(),
+            keep=keep,
+            seed=self.setting.seed,
+            directory=how.directory,
+            resume=how.resume,
+            allow_env_change=how.allow_env_change,
+            workers=how.workers,
+            told=how.told,
+            epoch_done=how.epoch_done,
+        )
+        history = list(done.history)
+        facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
+        return {**facts, "trainable": trained.count, **references}, done.notes
+
+    def _objective(self) -> Objective:
+        if self.job.objective is None:
+            raise UsageError("USAGE", "there is nothing to learn from", fix="choose another method")
+        return self.job.objective
+
+    def _partition(self) -> Partition:
+        return Partition.whole() if self.setting.method == "search" else self.setting.resolved_partition()
+
+    def _keep(self) -> tuple[Keep, dict[str, Any]]:
+        """The job's rule; where there are references, accuracies count relative to them."""
+        keep, wanted = self.job.keep, self.job.references
+        if not wanted:
+            return keep, {}
+        found = {name: self._reference(split) for name, split in wanted.items()}
+        tests = {task: found[split.name] for task, split in self.job.tests.items() if split.name in found}
+        if isinstance(keep, Best):
+            relative = {split.name: max(found[split.name], 1e-9) for split in keep.splits}
+            keep = Best(*keep.splits, references=relative)
+        return keep, {"reference": tests}
+
+    def _reference(self, split: Labelled) -> float:
+        name = next(task.name for task in self._tasks.values() if split.name.startswith(f"{task.name} "))
+        return accuracy(answers(self._with_own_vector(name), split, workers=self._how.workers), split).value
+
+    # results
+
+    def _measured(self, model_for: Callable[[str], nn.Module]) -> dict[str, tuple[Labelled, Tensor]]:
+        how = self._how
+        return {
+            name: (split, answers(model_for(name), split, workers=how.workers, told=how.told))
+            for name, split in self.job.tests.items()
+        }
+
+    def _outcome(
+        self,
+        measured: Mapping[str, tuple[Labelled, Tensor]],
+        facts: dict[str, Any],
+        coefficients: Coefficients | None = None,
+        *,
+        weights: TensorMap | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Outcome:
+        found = {name: accuracy(said, split) for name, (split, said) in measured.items()}
+        metrics: dict[str, Any] = {
+            "accuracy": {
+                name: {
+                    "correct": one.correct,
+                    "total": one.total,
+                    "accuracy": one.value,
+                    "per_class_accuracy": one.per_class,
+                    "interval": list(one.interval),
+                    "right": _bits(measured[name][1] == torch.tensor(measured[name][0].labels)),
+                }
+                for name, one in found.items()
+            },
+            **facts,
+        }
+        if self.setting.compare and self.setting.method != "none":
+            unchanged = self._measured(lambda name: self.encoder)
+            metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
+        said = [note for one in found.values() for note in one.notes]
+        return Outcome(metrics, self._inputs(), coefficients, weights, (*self.job.notes, *notes, *said))
+
+    def _inputs(self) -> dict[str, Any]:
+        data = {
+            task.name: {role: s.manifest for role, s in task.splits.items()} for task in self._tasks.values()
+        }
+        classes = {task.name: task.classes.key for task in self._tasks.values()}
+        inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
+        if self.setting.method in ("coefficients", "search", "vector"):
+            inputs["bank"] = self.bank.content_hash
+        return inputs
+
+
+def summary(coefficients: Coefficients) -> dict[str, dict[str, list[float]]]:
+    """Least, quartiles and most of the coefficients by kind of block and by layer."""
+    groups = {"kind": by_kind(coefficients), "depth": by_depth(coefficients)}
+    return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
+
+
+def _sizes(splits: Mapping[str, Labelled]) -> dict[str, int]:
+    return {name: len(split) for name, split in splits.items()}
+
+
+def _bits(right: Tensor) -> str:
+    """A bit for every picture, the first one lowest, as hexadecimal."""
+    number = sum(1 << i for i, good in enumerate(right.tolist()) if good)
+    return f"{number:0{-(-len(right) // 4)}x}"

@@ -1,0 +1,197 @@
+"""Learning: an objective minimised over coefficients, or over weights; a run can be gone on with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from aniso import __version__
+from aniso.compose import Coefficients, Composition
+from aniso.errors import NumericalError, StoppedError, UsageError, printable
+from aniso.learn.keep import Keep, Last
+from aniso.learn.loop import Loop, Row
+from aniso.learn.objectives import Objective, Term
+from aniso.learn.schedule import Schedule
+from aniso.learn.state import States, require_same
+from aniso.learn.stop import Stop
+from aniso.learn.trained import Trained
+from aniso.weights.atomic import locked, make_directory, require_space, write_text
+from aniso.weights.files import Told
+
+METRICS = "metrics.jsonl"
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """What a run came to. The model that was trained holds the kept epoch's values."""
+
+    history: tuple[Row, ...]
+    """A row for every epoch; the first is the start."""
+    kept: int
+    """The epoch that was kept; 0 is the start."""
+    coefficients: Coefficients | None
+    notes: tuple[str, ...] = ()
+
+
+def fit(
+    model: Composition | Trained,
+    objective: Objective | Term,
+    schedule: Schedule,
+    *,
+    keep: Keep | None = None,
+    seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    allow_env_change: bool = False,
+    workers: int = 0,
+    told: Told | None = None,
+    epoch_done: Callable[[Row], None] | None = None,
+) -> Fit:
+    """Minimise an objective over a composition's coefficients, or over what ``Trained`` says.
+
+    ``keep`` chooses the epoch, the last one if not said. With a ``directory`` the run leaves a state there
+    after every epoch and when it is interrupted; ``resume`` goes on from it, and ends with the very same
+    numbers as if nothing had happened. ``epoch_done`` is called with every epoch's row.
+    """
+    trained = Trained.coefficients(model) if isinstance(model, Composition) else model
+    whole = objective if isinstance(objective, Objective) else objective * 1.0
+    _require_sense(whole, trained)
+    keep = keep or Last()
+    loop = Loop(trained, whole, schedule, keep, seed=seed, workers=workers)
+    circumstances = _circumstances(trained, whole, schedule, keep, seed)
+    notes: list[str] = []
+    if directory is None:
+        for row in loop.run(told or _silent, lambda: None):
+            _tell(epoch_done, row)
+    else:
+        run = _Run(Path(directory), loop, circumstances)
+        with run.held():
+            notes += run.begin(resume=resume, allow_env_change=allow_env_change)
+            run.go(told or _silent, lambda row: _tell(epoch_done, row))
+    kept = next(row["epoch"] for row in loop.history if row["kept"])
+    coefficients = model.coefficients if isinstance(model, Composition) else None
+    return Fit(tuple(loop.history), kept, coefficients, (*notes, *_doubts(loop.history)))
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _tell(listener: Callable[[Row], None] | None, row: Row) -> None:
+    if listener:
+        listener(row)
+
+
+def _require_sense(objective: Objective, trained: Trained) -> None:
+    if not objective.data_terms:
+        raise UsageError("OBJECTIVE", "there is no split to learn from", fix="add CrossEntropy(split)")
+    if objective.value_terms and trained.slots is None:
+        raise UsageError(
+            "OBJECTIVE",
+            f"'{objective.value_terms[0][1].name}' is about coefficients, but weights are trained",
+            fix="leave that term out",
+        )
+    names = [term.name for _, term in objective.parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            "OBJECTIVE",
+            f"'{printable(twice)}' is in the objective twice",
+            fix="weigh it by a number, or give one of the tasks another name",
+        )
+
+
+def _circumstances(
+    trained: Trained, objective: Objective, schedule: Schedule, keep: Keep, seed: int
+) -> dict[str, Any]:
+    what = {
+        "trained": trained.identity,
+        "objective": objective.identity(),
+        "schedule": asdict(schedule),
+        "keep": keep.identity(),
+        "seed": seed,
+    }
+    device = next(iter(trained.tensors.values())).device.type
+    around = {"aniso": __version__, "torch": torch.__version__, "device": device}
+    # sums are taken in another order by another number of threads
+    return {"what": what, "environment": {**around, "threads": torch.get_num_threads()}}
+
+
+def _doubts(history: list[Row]) -> list[str]:
+    losses = [row["loss"] for row in history if row["loss"] is not None]
+    if len(losses) > 1 and losses[-1] > losses[0] + abs(losses[0]):
+        return [f"warning: the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: try a lower learning rate"]
+    return []
+
+
+@final
+class _Run:
+    """A loop with a directory of its own: state after every epoch, and before being interrupted."""
+
+    def __init__(self, directory: Path, loop: Loop, circumstances: dict[str, Any]) -> None:
+        self._directory = directory
+        self._loop = loop
+        self._states = States(directory)
+        # through JSON and back, as it is compared with what was read
+        self._circumstances: dict[str, Any] = json.loads(json.dumps(circumstances))
+        self._notes: list[str] = []
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process works in this directory meanwhile."""
+        size = sum(t.nbytes for t in self._loop.state().tensors.values())
+        require_space(self._directory, 5 * size + (1 << 20))  # moments come; two states and a new one
+        make_directory(self._directory)
+        with locked(self._directory):
+            yield
+
+    def begin(self, *, resume: bool, allow_env_change: bool) -> list[str]:
+        if not resume and self._states.files():
+            raise UsageError(
+                "OUT-EXISTS",
+                f"'{printable(self._directory)}' holds a run already",
+                fix="add --resume to go on with it, or name another directory",
+            )
+        state, notes = self._states.newest()
+        if state is not None:
+            was = state.facts.get("circumstances", {})
+            moved = require_same(was, self._circumstances, environment=allow_env_change)
+            self._notes = [*state.facts.get("notes", []), *(f"gone on with elsewhere: {m}" for m in moved)]
+            self._loop.restore(state)
+            self._write_metrics()
+        return [*notes, *self._notes]
+
+    def go(self, told: Told, row_done: Callable[[Row], None]) -> None:
+        with Stop() as stop:
+            try:
+                for row in self._loop.run(told, stop.check):
+                    self._save()
+                    row_done(row)
+                    stop.check()
+            except StoppedError as e:
+                self._save()
+                e.fix = "run the same command with --resume"
+                raise
+            except NumericalError as e:
+                e.facts["kept"] = f"what was good before is in '{printable(self._directory)}'"
+                failure = json.dumps(e.to_json(), indent=1, sort_keys=True)
+                write_text(self._directory / "failure.json", failure + "\n", overwrite=True)
+                raise
+
+    def _save(self) -> None:
+        state = self._loop.state()
+        state.facts.update(circumstances=self._circumstances, notes=self._notes)
+        self._states.save(state)
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        """Written whole each time: no line is ever missing, cut or there twice."""
+        lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in self._loop.history)
+        write_text(self._directory / METRICS, lines, overwrite=True)

@@ -1,0 +1,140 @@
+"""Which epoch's result is kept: pure functions of what was measured, the start included."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from aniso.data import Labelled
+from aniso.errors import UsageError, printable
+
+Measured = Mapping[str, float]
+"""Accuracies after an epoch, by the name of the split."""
+
+
+class Keep(ABC):
+    """What to measure after every epoch, and which epoch that makes the best so far."""
+
+    @property
+    @abstractmethod
+    def splits(self) -> tuple[Labelled, ...]: ...
+
+    @abstractmethod
+    def choose(self, history: Sequence[Measured]) -> int:
+        """The place of the epoch to keep; the first is the start, before any step."""
+
+    def ends(self, history: Sequence[Measured]) -> bool:
+        """Whether going on makes no sense."""
+        return False
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]: ...
+
+
+@final
+@dataclass(frozen=True)
+class Last(Keep):
+    """The last epoch. Nothing is measured, so no labelled split is needed beside the one learned from."""
+
+    @property
+    def splits(self) -> tuple[Labelled, ...]:
+        return ()
+
+    def choose(self, history: Sequence[Measured]) -> int:
+        return len(history) - 1
+
+    def identity(self) -> dict[str, Any]:
+        return {"keep": "last"}
+
+
+@final
+@dataclass(frozen=True, init=False)
+class Best(Keep):
+    """The highest mean accuracy, each relative to a reference where one is given; the first of equals."""
+
+    _splits: tuple[Labelled, ...]
+    references: Mapping[str, float] = field(default_factory=dict)
+
+    def __init__(self, *splits: Labelled, references: Mapping[str, float] | None = None) -> None:
+        object.__setattr__(self, "_splits", _chosen_by(splits))
+        object.__setattr__(self, "references", dict(references or {}))
+        low = {name: value for name, value in self.references.items() if not value > 0}
+        if low:
+            raise UsageError("KEEP", f"a reference of {printable(low)} cannot be divided by", fix="above 0")
+
+    @property
+    def splits(self) -> tuple[Labelled, ...]:
+        return self._splits
+
+    def choose(self, history: Sequence[Measured]) -> int:
+        return max(range(len(history)), key=lambda i: (self._score(history[i]), -i))
+
+    def _score(self, measured: Measured) -> float:
+        scores = [measured[s.name] / self.references.get(s.name, 1.0) for s in self._splits]
+        return sum(scores) / len(scores)
+
+    def identity(self) -> dict[str, Any]:
+        manifests = [split.manifest for split in self._splits]
+        return {"keep": "best", "splits": manifests, "references": dict(self.references)}
+
+
+@final
+@dataclass(frozen=True)
+class Lowest(Keep):
+    """The lowest accuracy on a target while a control keeps ``floor`` of what it had at the start."""
+
+    target: Labelled
+    control: Labelled
+    floor: float = 0.95
+    stop: bool = True
+    """End once the control has fallen below the floor."""
+
+    def __post_init__(self) -> None:
+        _chosen_by((self.target, self.control))
+        if not 0 <= self.floor <= 1:
+            raise UsageError("KEEP", f"a floor of {self.floor} makes no sense", expected="0 to 1", fix="0.95")
+
+    @property
+    def splits(self) -> tuple[Labelled, ...]:
+        return self.target, self.control
+
+    def choose(self, history: Sequence[Measured]) -> int:
+        allowed = [i for i in range(len(history)) if not self._fell(history, i)]
+        # of equals the one that is better on the control, then the first
+        return min(allowed, key=lambda i: (history[i][self.target.name], -history[i][self.control.name], i))
+
+    def ends(self, history: Sequence[Measured]) -> bool:
+        return self.stop and self._fell(history, len(history) - 1)
+
+    def _fell(self, history: Sequence[Measured], i: int) -> bool:
+        return history[i][self.control.name] < self.floor * history[0][self.control.name]
+
+    def identity(self) -> dict[str, Any]:
+        manifests = [self.target.manifest, self.control.manifest]
+        return {"keep": "lowest", "splits": manifests, "floor": self.floor, "stop": self.stop}
+
+
+def _chosen_by(splits: Sequence[Labelled]) -> tuple[Labelled, ...]:
+    """Splits with labels that a choice may be made by."""
+    for split in splits:
+        if not isinstance(split, Labelled) or not len(split):
+            raise UsageError(
+                "KEEP",
+                "an epoch is chosen by splits with labels and at least one picture",
+                found=printable(split),
+                fix="task.val",
+            )
+        if split.role == "test":
+            raise UsageError(
+                "LEARN-TEST",
+                f"{split.name} is for testing: nothing is chosen by it",
+                fix="task.val, or keep the last epoch",
+            )
+    names = [split.name for split in splits]
+    if not splits or len(set(names)) < len(names):
+        raise UsageError(
+            "KEEP", "an epoch is chosen by one split or several, each once", found=names, fix="task.val"
+        )
+    return tuple(splits)

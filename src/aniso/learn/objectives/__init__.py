@@ -1,0 +1,7 @@
+"""Losses bound to what they are measured on, and signed sums of them."""
+
+from aniso.learn.objectives.coefficient_norm import CoefficientNorm
+from aniso.learn.objectives.cross_entropy import CrossEntropy
+from aniso.learn.objectives.objective import DataTerm, Objective, Seen, Term, ValueTerm
+
+__all__ = ["Objective", "Term", "DataTerm", "ValueTerm", "Seen", "CrossEntropy", "CoefficientNorm"]

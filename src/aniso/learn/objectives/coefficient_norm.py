@@ -1,0 +1,38 @@
+"""Keeping coefficients few and small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from aniso.compose.slots import Slots
+from aniso.errors import UsageError
+from aniso.learn.objectives.objective import ValueTerm
+
+
+@final
+@dataclass(frozen=True)
+class CoefficientNorm(ValueTerm):
+    """The p-norm over vectors, as a mean over blocks and their parts."""
+
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.p) and self.p >= 1):
+            raise UsageError("OBJECTIVE", f"there is no {self.p}-norm", expected="1 or more", fix="p=1")
+
+    @property
+    def name(self) -> str:
+        return f"coefficients' {self.p:g}-norm"
+
+    def identity(self) -> dict[str, Any]:
+        return {"loss": "coefficient norm", "p": self.p}
+
+    def loss(self, values: Tensor, slots: Slots) -> Tensor:
+        groups = [own.T for own in slots.divided(values)]  # for each block: parts x vectors
+        norms = [torch.linalg.vector_norm(group, self.p, dim=-1) for group in groups]
+        return torch.cat(norms).mean()

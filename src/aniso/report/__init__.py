@@ -1,0 +1,29 @@
+"""Records of experiments, made into tables, figures and one page. Needs no torch."""
+
+from aniso.report.build import build
+from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
+from aniso.report.overlap import complementarity
+from aniso.report.page import Section, page
+from aniso.report.record import Record, experiments, mixed, read_records
+from aniso.report.results import details, table
+from aniso.report.table import Estimate, Table
+
+__all__ = [
+    "Record",
+    "read_records",
+    "experiments",
+    "mixed",
+    "Table",
+    "Estimate",
+    "table",
+    "details",
+    "complementarity",
+    "few_shot_curves",
+    "bars",
+    "heat_map",
+    "boxes",
+    "pareto",
+    "Section",
+    "page",
+    "build",
+]

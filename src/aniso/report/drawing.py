@@ -1,0 +1,121 @@
+"""How figures look: one style, readable in print and for every kind of colour vision."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from aniso.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Kind = Literal["png", "svg"]
+
+# Okabe and Ito's colours; markers tell lines apart where there is no colour at all.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+INK, GREY, LIGHT, LINE = "#24272c", "#6b7078", "#a9aeb6", "#d5d8dd"
+DASHES = (0, (4, 3))
+_LONGEST = 44
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "text.parse_math": False,  # a name with dollar signs is a name
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "aniso",  # ids in the file are the same every time
+    "svg.fonttype": "path",
+}
+
+
+class Canvas:
+    """A figure with one plot; ``content`` holds the file once the drawing is done."""
+
+    content: bytes = b""
+
+    def __init__(self) -> None:
+        from matplotlib.figure import Figure
+
+        self.figure = Figure(layout="constrained")
+        self.axes: Axes = self.figure.add_subplot()
+
+    def frame(self, width: float, height: float, title: str = "") -> None:
+        """Size in inches."""
+        self.width, self.height = width, height
+        self.figure.set_size_inches(width, height)
+        if title:
+            self.axes.set_title(printable(title, 100))
+
+
+@contextmanager
+def drawing(kind: Kind) -> Iterator[Canvas]:
+    """A canvas in our style, whatever the user's own settings; the same numbers give the same bytes."""
+    if kind not in ("png", "svg"):
+        raise UsageError(
+            "RECORD", f"no figure is a '{printable(kind)}'", expected="png or svg", fix="kind='png'"
+        )
+    try:
+        from matplotlib import style
+    except ImportError:
+        raise UsageError(
+            "MODEL-LIBRARY",
+            "figures need matplotlib, which is not installed",
+            fix="pip install 'aniso[plot]'",
+        ) from None
+    with style.context(_STYLE, after_reset=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing")  # shown as a box
+        canvas = Canvas()
+        yield canvas
+        out = io.BytesIO()
+        canvas.figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "Software": None})
+        canvas.content = out.getvalue()
+
+
+def short(text: str, width: int = 0) -> str:
+    """A name that fits: no control characters, cut, and in lines if a width is given."""
+    cut = printable(text, _LONGEST)
+    return "\n".join(textwrap.wrap(cut, width) or [cut]) if width else cut
+
+
+def colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def marker(number: int) -> str:
+    return MARKERS[number % len(MARKERS)]
+
+
+def spread(places: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    """Sorted places moved as little as it takes to lie these gaps apart."""
+    offsets = list(accumulate(gaps, initial=0.0))[: len(places)]
+    pools: list[list[float]] = []  # neighbours that touch move as one, to the mean of where they want to be
+    for place, offset in zip(places, offsets, strict=True):
+        pools.append([place - offset])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    moved = [fmean(pool) for pool in pools for _ in pool]
+    return [base + offset for base, offset in zip(moved, offsets, strict=True)]

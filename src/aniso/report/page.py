@@ -1,0 +1,140 @@
+"""One HTML file that needs nothing else: no script, no network, every name shown as plain text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aniso.errors import printable
+from aniso.report.table import Estimate, Table, shown
+
+_PNG = b"\x89PNG"
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --faint: #5f6670; --line: #d9dce1;
+  --shade: #f4f5f7; --link: #0b5cad; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181c; --faint: #9aa2ad;
+  --line: #353a42; --shade: #1f2228; --link: #7db7f0; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
+main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 1rem; }
+h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.5rem 0 .6rem; }
+p { max-width: 44rem; margin: .5rem 0; }
+nav ul { list-style: none; margin: 0; padding: 0; columns: 18rem; }
+a { color: var(--link); text-decoration: none; }
+a:hover { text-decoration: underline; }
+.scroll { overflow-x: auto; margin: .8rem 0; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--faint); padding-bottom: .4rem; }
+th, td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: baseline; overflow-wrap: normal; }
+th { font-weight: 600; min-width: 4.5rem; }
+thead th { border-bottom-width: 2px; vertical-align: bottom; }
+tbody th { font-weight: 400; min-width: 9rem; }
+.n { text-align: right; white-space: nowrap; }
+thead .n { white-space: normal; }
+.notes { color: var(--faint); font-size: .85rem; padding-left: 1.1rem; margin: .4rem 0; max-width: 50rem; }
+figure { margin: 1rem 0; }
+img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+figcaption { color: var(--faint); font-size: .85rem; margin-top: .3rem; }
+pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto; font-size: .85rem;
+  overflow-wrap: normal; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it, in this order."""
+
+    heading: str
+    paragraphs: tuple[str, ...] = ()
+    figure: bytes | None = None  # PNG or SVG
+    caption: str = ""
+    table: Table | None = None
+    commands: tuple[str, ...] = ()
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The whole page as text."""
+    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    body = "\n".join(part for i, section in enumerate(sections) for part in _section(i, section))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_text(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{_text(title)}</h1>
+{_contents(sections)}
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _text(text: str) -> str:
+    """A stranger's words: control characters are spelt out, markup is escaped."""
+    return html.escape(printable(text, len(text) * 10 + 1))
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    if len(sections) < 3:
+        return ""
+    items = "".join(f'<li><a href="#s{i}">{_text(s.heading)}</a></li>' for i, s in enumerate(sections))
+    return f"<nav><ul>{items}</ul></nav>"
+
+
+def _section(number: int, section: Section) -> Iterator[str]:
+    yield f'<section id="s{number}">\n<h2>{_text(section.heading)}</h2>'
+    yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
+    if section.figure is not None:
+        yield _figure(section.figure, section.caption or section.heading, section.caption)
+    if section.table is not None:
+        yield from _table(section.table)
+    if section.commands:
+        lines = "\n".join(_text(command) for command in section.commands)
+        yield f"<pre><code>{lines}</code></pre>"
+    yield "</section>"
+
+
+def _figure(picture: bytes, alternative: str, caption: str) -> str:
+    png = picture.startswith(_PNG)
+    kind, width = ("png", f' width="{_pixels(picture) // 2}"') if png else ("svg+xml", "")
+    data = base64.b64encode(picture).decode()
+    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
+    source = f"data:image/{kind};base64,{data}"
+    return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}</figure>'
+
+
+def _pixels(png: bytes) -> int:
+    """The width in the file's header; shown at half of it, a figure's text is as large as the page's."""
+    return int.from_bytes(png[16:20])
+
+
+def _table(table: Table) -> Iterator[str]:
+    numeric = [any(isinstance(row[i], Estimate) for row in table.rows) for i in range(len(table.columns))]
+    classes = [' class="n"' if n else "" for n in numeric]
+    head = "".join(
+        f'<th scope="col"{c}>{_text(name)}</th>' for name, c in zip(table.columns, classes, strict=True)
+    )
+    yield f'<div class="scroll"><table><caption>{_text(table.title)}</caption>'
+    yield f"<thead><tr>{head}</tr></thead><tbody>"
+    for row in table.rows:
+        first = f'<th scope="row">{_text(shown(row[0]))}</th>'
+        rest = (f"<td{c}>{_text(shown(v))}</td>" for v, c in zip(row[1:], classes[1:], strict=True))
+        yield f"<tr>{first}{''.join(rest)}</tr>"
+    yield "</tbody></table></div>"
+    if table.notes:
+        yield '<ul class="notes">' + "".join(f"<li>{_text(note)}</li>" for note in table.notes) + "</ul>"

@@ -1,0 +1,98 @@
+"""Tables of estimates, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from aniso.errors import printable
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_MARKUP = re.compile(r"[\\`*\[\]<>|&~$#]|:(?=//)|^[-+=]|(?<=^\d)[.)]")
+MISSING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, its standard error if there is one, and what it was taken over if that was not everything."""
+
+    mean: float
+    error: float | None = None
+    remark: str = ""
+
+    def __str__(self) -> str:
+        spread = "" if self.error is None else f" ± {self.error:.1f}"
+        return f"{self.mean:.1f}{spread}{f' ({self.remark})' if self.remark else ''}"
+
+
+Cell = Estimate | str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows under a title; notes say what a reader must know to trust the numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        lines = [f"### {markdown_text(self.title)}", ""]
+        lines.append(_line(self.columns))
+        lines.append("|" + " --- |" + " ---: |" * (len(self.columns) - 1))
+        lines += [_line(shown(cell) for cell in row) for row in self.rows]
+        if self.notes:
+            lines += ["", *(f"- {markdown_text(note)}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """Numbers in cells of their own: a mean, then its standard error and remark if the column has any."""
+        columns = [list(_unfolded(name, cells)) for name, cells in self._by_column()]
+        flat = [column for group in columns for column in group]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        for row in zip(*flat, strict=True):
+            writer.writerow([csv_text(text) for text in row])
+        return out.getvalue()
+
+    def _by_column(self) -> Iterator[tuple[str, list[Cell]]]:
+        for i, name in enumerate(self.columns):
+            yield name, [row[i] for row in self.rows]
+
+
+def shown(cell: Cell) -> str:
+    return MISSING if cell is None else str(cell)
+
+
+def _unfolded(name: str, cells: list[Cell]) -> Iterator[list[str]]:
+    estimates = [cell if isinstance(cell, Estimate) else None for cell in cells]
+    yield [name, *(_mean(cell) for cell in cells)]
+    if any(e and e.error is not None for e in estimates):
+        yield [f"{name} s.e.", *("" if not e or e.error is None else f"{e.error:.4f}" for e in estimates)]
+    if any(e and e.remark for e in estimates):
+        yield [f"{name} remark", *(e.remark if e else "" for e in estimates)]
+
+
+def _mean(cell: Cell) -> str:
+    return f"{cell.mean:.4f}" if isinstance(cell, Estimate) else cell or ""
+
+
+def csv_text(text: str) -> str:
+    """A spreadsheet would take such a name for a formula."""
+    risky = text.startswith(_FORMULA) or text.lstrip().startswith(_FORMULA)
+    return f"'{text}" if risky and not _NUMBER.fullmatch(text) else text
+
+
+def markdown_text(text: str) -> str:
+    """A stranger's name as plain text: no markup, no link, no line break."""
+    one_line = " ".join(text.split())
+    return _MARKUP.sub(r"\\\g<0>", printable(one_line, len(one_line) * 10 + 1))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
