@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from aniso import __version__
-from aniso.cli import bake, bank, coefficients, convert, doctor, evaluate, explain, inspect, run, task, vector
+from aniso.cli import (
+    bake,
+    bank,
+    coefficients,
+    convert,
+    doctor,
+    evaluate,
+    explain,
+    fit,
+    inspect,
+    run,
+    task,
+    vector,
+)
 
 app = typer.Typer(
     name="aniso",
@@ -40,6 +53,8 @@ app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
+app.add_typer(fit.app, name="fit")
+app.add_typer(fit.search_app, name="search")
 app.command("run")(run.run)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)

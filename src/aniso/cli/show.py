@@ -41,6 +41,11 @@ def line(text: str) -> None:
     _out().print(Text(printable(text, 2000)), soft_wrap=True)
 
 
+def text(lines: str) -> None:
+    """Lines that are to be read as they are."""
+    typer.echo(lines, nl=False)
+
+
 def told_line(text: str) -> None:
     """A line of talk, for people who watch."""
     typer.echo(printable(text, 2000), err=True)

@@ -111,8 +111,8 @@ def require_same(was: Mapping[str, Any], now: Mapping[str, Any], *, environment:
 
     ``was`` and ``now`` have two levels: what, and in what environment.
     """
-    other = _differences(was.get("what", {}), now.get("what", {}))
-    around = _differences(was.get("environment", {}), now.get("environment", {}))
+    other = differences(was.get("what", {}), now.get("what", {}))
+    around = differences(was.get("environment", {}), now.get("environment", {}))
     if other or (around and not environment):
         raise InputError(
             "RUN-CHANGED",
@@ -125,10 +125,11 @@ def require_same(was: Mapping[str, Any], now: Mapping[str, Any], *, environment:
     return around
 
 
-def _differences(was: Any, now: Any, path: str = "") -> list[str]:
+def differences(was: Any, now: Any, path: str = "") -> list[str]:
+    """What two nested dictionaries do not agree on, in words."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         keys = [*was, *(key for key in now if key not in was)]
-        return [d for key in keys for d in _differences(was.get(key), now.get(key), f"{path}{key}.")]
+        return [d for key in keys for d in differences(was.get(key), now.get(key), f"{path}{key}.")]
     if was == now:
         return []
     return [f"{path.rstrip('.')}: {printable(was, 60)} -> {printable(now, 60)}"]

@@ -1,12 +1,12 @@
 """Records of experiments, made into tables, figures and one page. Needs no torch."""
 
-from aniso.report.build import build
 from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
+from aniso.report.files import build
+from aniso.report.html_page import Section, page
 from aniso.report.overlap import complementarity
-from aniso.report.page import Section, page
 from aniso.report.record import Record, experiments, mixed, read_records
 from aniso.report.results import details, table
-from aniso.report.table import Estimate, Table
+from aniso.report.tables import Estimate, Table
 
 __all__ = [
     "Record",

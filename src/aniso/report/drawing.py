@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -95,9 +96,9 @@ def drawing(kind: Kind) -> Iterator[Canvas]:
         canvas.content = out.getvalue()
 
 
-def short(text: str, width: int = 0) -> str:
+def short(text: str, width: int = 0, longest: int = _LONGEST) -> str:
     """A name that fits: no control characters, cut, and in lines if a width is given."""
-    cut = printable(text, _LONGEST)
+    cut = printable(text, longest)
     return "\n".join(textwrap.wrap(cut, width) or [cut]) if width else cut
 
 
@@ -109,13 +110,16 @@ def marker(number: int) -> str:
     return MARKERS[number % len(MARKERS)]
 
 
-def spread(places: Sequence[float], gaps: Sequence[float]) -> list[float]:
-    """Sorted places moved as little as it takes to lie these gaps apart."""
+def spread(
+    places: Sequence[float], gaps: Sequence[float], low: float = -math.inf, high: float = math.inf
+) -> list[float]:
+    """Sorted places moved as little as it takes to lie these gaps apart, and within bounds if they can."""
     offsets = list(accumulate(gaps, initial=0.0))[: len(places)]
     pools: list[list[float]] = []  # neighbours that touch move as one, to the mean of where they want to be
     for place, offset in zip(places, offsets, strict=True):
         pools.append([place - offset])
         while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
-    moved = [fmean(pool) for pool in pools for _ in pool]
+    last = offsets[-1] if offsets else 0.0
+    moved = [max(low, min(high - last, fmean(pool))) for pool in pools for _ in pool]
     return [base + offset for base, offset in zip(moved, offsets, strict=True)]

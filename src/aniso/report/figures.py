@@ -23,13 +23,14 @@ from aniso.report.drawing import (
 )
 from aniso.report.record import Record
 from aniso.report.results import KEPT, Column, Results, Row, results
-from aniso.report.table import Estimate
+from aniso.report.tables import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
 
 _POINTS = 72  # to an inch
+_LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
 _End = tuple[float, float | None, str, str]  # height, where the line ends unless at the edge, name, colour
 
 
@@ -111,7 +112,7 @@ def _end_labels(canvas: Canvas, ends: Sequence[_End]) -> None:
     texts = [(y, x, short(name, 24), ink) for y, x, name, ink in sorted(ends, key=lambda end: end[0])]
     line = (high - low) * 17 / (canvas.height * _POINTS)
     heights = [line * (text.count("\n") + 1) for _, _, text, _ in texts]
-    places = spread([y for y, *_ in texts], [(a + b) / 2 for a, b in pairwise(heights)])
+    places = spread([y for y, *_ in texts], [(a + b) / 2 for a, b in pairwise(heights)], low, high)
     for (y, x, text, ink), place in zip(texts, places, strict=True):
         canvas.axes.annotate(
             text,
@@ -122,7 +123,7 @@ def _end_labels(canvas: Canvas, ends: Sequence[_End]) -> None:
             va="center",
             color=ink,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": ink, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 4},
+            arrowprops=_LEADER | {"color": ink},
         )
 
 
@@ -166,9 +167,10 @@ def bars(
 
 def _task_axis(canvas: Canvas, names: Sequence[str]) -> None:
     axes = canvas.axes
-    crowded = sum(len(short(name)) + 3 for name in names) > 13 * canvas.width
+    shown = [short(name, longest=24) for name in names]
+    crowded = sum(len(name) + 3 for name in shown) > 13 * canvas.width
     turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(range(len(names)), [short(name) for name in names], **turned)
+    axes.set_xticks(range(len(names)), shown, **turned)
     axes.set_xlim(-0.6, max(0.6, len(names) - 0.4))
     axes.set_ylabel("test accuracy, %")
     axes.grid(axis="y")
@@ -179,11 +181,13 @@ def _legend(canvas: Canvas, handles: Sequence[Any], names: Sequence[str]) -> Non
     if not names:
         return
     longest = max(len(short(name)) for name in names)
+    columns = max(1, min(len(names), int(canvas.width * 12 / (longest + 6))))
+    canvas.frame(canvas.width, canvas.height + 0.2 * (math.ceil(len(names) / columns) - 1))
     legend = canvas.figure.legend(
         handles,
         [str(i) * longest for i in range(len(names))],
         loc="outside lower left",
-        ncols=max(1, min(len(names), int(canvas.width * 12 / (longest + 6)))),
+        ncols=columns,
         frameon=False,
     )
     # set afterwards: matplotlib leaves out names that begin with an underscore
@@ -239,9 +243,7 @@ def _require_fit(shape: tuple[int, ...], vectors: Sequence[str], blocks: Sequenc
 def _diverging() -> Any:
     from matplotlib import colormaps
 
-    colours = colormaps["RdBu_r"].copy()
-    colours.set_bad("#bdbdbd")
-    return colours
+    return colormaps["RdBu_r"].with_extremes(bad="#bdbdbd")
 
 
 def _sampling(shape: tuple[int, ...]) -> str:

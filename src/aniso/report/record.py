@@ -92,7 +92,7 @@ class Spec(_Part):
         }[self.setting]
         free = ("shots", "fraction") if self.method == "none" else ()  # zero-shot uses no pictures
         for name in needed:
-            if not getattr(self, name) and name not in free:
+            if getattr(self, name) in (None, 0) and name not in free:
                 raise ValueError(f"a {self.setting} run needs {name}")
         return self
 

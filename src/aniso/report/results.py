@@ -12,7 +12,7 @@ from typing import Any
 
 from aniso.errors import InputError, printable
 from aniso.report.record import Record, Setting, experiments, mixed, require_one_experiment
-from aniso.report.table import Cell, Estimate, Table
+from aniso.report.tables import Cell, Estimate, Table
 
 Seeds = dict[int, dict[str, float]]  # seed, task: per cent
 
@@ -283,7 +283,7 @@ def _values(record: Record, column: Column) -> dict[str, float]:
 def _shaped(record: Record, column: Column, shares: Mapping[str, float]) -> dict[str, float]:
     """These shares as the column counts them."""
     spec = record.spec
-    if spec.setting == "negation" and spec.target and spec.control:
+    if spec.setting == "negation" and spec.target is not None and spec.control is not None:
         measured = spec.target if column.name == "target" else spec.control
         return {spec.target: 100 * shares[measured]} if measured in shares else {}
     if column.name == "relative":

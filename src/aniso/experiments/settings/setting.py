@@ -102,7 +102,8 @@ class BaseSetting(Strict, ABC):
 
     def spec(self) -> dict[str, Any]:
         """As a spec says it, with nothing left to be guessed."""
-        return {**self.model_dump(mode="json"), "schedule": asdict(self.resolved_schedule())}
+        said = {**self.model_dump(mode="json"), "schedule": asdict(self.resolved_schedule())}
+        return {"setting": said.pop("setting"), **said}
 
     @property
     def id(self) -> str:

@@ -12,7 +12,7 @@ from aniso.errors import printable
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_MARKUP = re.compile(r"[\\`*\[\]<>|&~$#]|:(?=//)|^[-+=]|(?<=^\d)[.)]")
+_MARKUP = re.compile(r"[\\`*\[\]<>|&~$#]|:(?=//)|^[-+=]|(?<=^\d)[.)](?=\s|$)")
 MISSING = "\N{EN DASH}"
 
 

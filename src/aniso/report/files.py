@@ -12,10 +12,10 @@ from statistics import fmean
 from aniso.errors import UsageError
 from aniso.report.drawing import Kind
 from aniso.report.figures import bars, boxes, few_shot_curves, pareto
-from aniso.report.page import Section, page
+from aniso.report.html_page import Section, page
 from aniso.report.record import Record, experiments, mixed
 from aniso.report.results import Results, Row, details, results, table
-from aniso.report.table import Table, markdown_text
+from aniso.report.tables import Table, markdown_text
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def _part(
 
 def _pictures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[_Picture]:
     if found.setting == "negation":
-        caption = "Means over targets; bars are standard errors over seeds."
+        caption = "Means over targets, standard errors over seeds"
         yield _Picture(f"negation-{slug}", caption, lambda kind: pareto(records, kind=kind))
     elif found.setting != "addition":
-        caption = "Means over all tasks; bars are standard errors over seeds."
+        caption = "Means over all tasks (points that lack a task are left out), standard errors over seeds"
         yield _Picture(f"curves-{slug}", caption, lambda kind: few_shot_curves(records, kind=kind))
     if found.setting != "negation" and found.columns:
         yield _bars(slug, found)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aniso.errors import printable
-from aniso.report.table import Estimate, Table, shown
+from aniso.report.tables import Estimate, Table, shown
 
 _PNG = b"\x89PNG"
 

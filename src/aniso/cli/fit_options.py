@@ -1,0 +1,101 @@
+"""Options of ``aniso fit`` and ``aniso search``: each is a key of a spec, or says how work is carried out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aniso.cli import show
+from aniso.cli.options import DataRoot, Workers
+
+# keys of a spec; None means that the setting's own value holds
+
+Model = Annotated[str, typer.Option(help="The base: an open_clip name, a directory, a hub id, or mini.")]
+Weights = Annotated[str | None, typer.Option(help="A tag, a file or a directory; openai, say.")]
+BankName = Annotated[str | None, typer.Option("--bank", help="The bank: a directory, or mini.")]
+Linearised = Annotated[
+    bool | None, typer.Option("--linearised", help="Vectors and model are linearised ones.")
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="coefficients (learned, the default), search (one scale), weights (fine-tune all), "
+        "vector (add the tasks' own), none (zero-shot)."
+    ),
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(help="whole, blocks (the default), rows, columns, random:K; @weight for matrices only."),
+]
+Seed = Annotated[int | None, typer.Option(help="Draws shots, orders, views and random parts.", min=0)]
+SplitSeed = Annotated[int | None, typer.Option(help="Draws the splits that a data set does not have.", min=0)]
+Compare = Annotated[
+    bool | None, typer.Option("--compare/--no-compare", help="Measure zero-shot accuracy, too.")
+]
+OnBadImage = Annotated[str | None, typer.Option(help="error, skip, or the number that may be skipped.")]
+Keep = Annotated[str | None, typer.Option(help="last epoch, or best on the validation split: last or best.")]
+LeaveOut = Annotated[
+    list[str] | None,
+    typer.Option("--leave-out", help="Vectors to leave out beside the task's own; may be repeated."),
+]
+TaskName = Annotated[str, typer.Option("--task", help="A known task, or a directory: a folder per class.")]
+TaskNames = Annotated[
+    list[str], typer.Option("--task", help="A task, named like its vector; may be repeated.")
+]
+Shots = Annotated[int | None, typer.Option(help="Pictures of each class; 16 if not said.", min=1)]
+AllowFewer = Annotated[
+    bool | None, typer.Option("--allow-fewer-shots", help="Take all pictures of a class that has fewer.")
+]
+FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
+Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
+Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]
+Control = Annotated[str, typer.Option(help="The task to keep.")]
+Floor = Annotated[float | None, typer.Option(help="Share of its accuracy that the control keeps; 0.95.")]
+
+# keys of its schedule
+
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
+Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Pictures in a step.")]
+WeightDecay = Annotated[float | None, typer.Option(help="AdamW's.")]
+Warmup = Annotated[int | None, typer.Option(help="Steps until the full learning rate.")]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of a gradient.")]
+Shape = Annotated[str | None, typer.Option(help="Of the learning rate: cosine or constant.")]
+LeastBatches = Annotated[int | None, typer.Option(help="Steps that an epoch has at least.")]
+Precision = Annotated[str | None, typer.Option(help="Of the forward pass: fp32, bf16 or fp16.")]
+MicroBatch = Annotated[int | None, typer.Option(help="Pictures at once, if a batch does not fit.")]
+
+SCHEDULE = (
+    "epochs",
+    "lr",
+    "batch",
+    "weight_decay",
+    "warmup",
+    "clip",
+    "shape",
+    "least_batches",
+    "precision",
+    "micro_batch",
+)
+
+# how it is carried out
+
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Directory of the run: coefficients, record, states.")
+]
+Memory = Annotated[
+    str | None, typer.Option(help="For task vectors, such as 8GiB; what does not fit is read as needed.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")]
+AllowEnvChange = Annotated[
+    bool, typer.Option("--allow-env-change", help="Go on although software, device or threads differ.")
+]
+Plan = Annotated[bool, typer.Option("--plan", help="Say what would be read, trained and written, and stop.")]
+PrintSpec = Annotated[bool, typer.Option("--print-spec", help="Print the spec that says the same, and stop.")]
+Json = show.Json
+
+HOW = ("out", "data", "workers", "memory", "resume", "allow_env_change", "plan", "print_spec", "json")
+
+__all__ = ["DataRoot", "Workers"]

@@ -1,0 +1,133 @@
+"""What ``aniso fit`` does once its options are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aniso.cli import options, show
+from aniso.cli.fit_options import HOW, SCHEDULE
+from aniso.compose import Runtime
+from aniso.compose.runtime import show_bytes
+from aniso.errors import UsageError
+from aniso.experiments.record import Clock, record
+from aniso.experiments.run_directory import RunDirectory
+from aniso.experiments.settings import BaseSetting
+from aniso.experiments.spec import parsed
+from aniso.experiments.strict_yaml import Document, as_yaml
+from aniso.experiments.work import Circumstances, Work
+
+
+def carry_out(kind: str, said: dict[str, Any]) -> None:
+    how = {key: said.pop(key, None) for key in HOW}
+    setting = _setting(kind, said)
+    if how["print_spec"]:
+        show.text(as_yaml(setting.spec()))
+        return
+    if how["plan"]:
+        _plan(setting, how)
+        return
+    run = RunDirectory(how["out"]) if how["out"] is not None else None
+    if run is not None:
+        found = run.begin(setting, resume=bool(how["resume"]))
+        if found is not None:  # done already
+            _print(found, run, how)
+            return
+    elif how["resume"]:
+        raise UsageError("USAGE", "there is nothing to go on with", fix="name the run's directory with -o")
+    clock = Clock()
+    with show.telling() as told:
+        outcome = Work(setting, _circumstances(how, run, told, show.told_line)).run()
+    show.notes(outcome.notes)
+    made = record(setting, outcome, clock)
+    _print(run.finish(made, outcome) if run is not None else made, run, how)
+
+
+def _setting(kind: str, said: dict[str, Any]) -> BaseSetting:
+    """Only what was said: for the rest the setting's own values hold."""
+    given = {key: value for key, value in said.items() if value is not None}
+    schedule = {key: given.pop(key) for key in SCHEDULE if key in given}
+    if "on_bad_image" in given:
+        given["on_bad_image"] = options.bad_images(given["on_bad_image"])
+    data = {"setting": kind, **given, **({"schedule": schedule} if schedule else {})}
+    return parsed(Document("the command line", data, {}))
+
+
+def _circumstances(
+    how: dict[str, Any], run: RunDirectory | None, told: Any, say: Callable[[str], None]
+) -> Circumstances:
+    begun = time.monotonic()
+
+    def epoch_done(row: dict[str, Any]) -> None:
+        found = ", ".join(f"{name} {value:.1%}" for name, value in list(row["accuracy"].items())[:4])
+        loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        words = [word for word in (loss, found) if word]
+        say(f"epoch {row['epoch']}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
+
+    return Circumstances(
+        data=how["data"],
+        workers=how["workers"],
+        runtime=Runtime(memory=how["memory"]),
+        directory=run.path if run is not None else None,
+        resume=bool(how["resume"]),
+        allow_env_change=bool(how["allow_env_change"]),
+        told=told,
+        epoch_done=epoch_done,
+    )
+
+
+def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) -> None:
+    if how["json"]:
+        show.as_json(made)
+        return
+    metrics = made["metrics"]
+    zero_shot, own = metrics.get("zero_shot", {}), metrics.get("reference", {})
+    rows = []
+    for name, one in metrics["accuracy"].items():
+        low, high = one["interval"]
+        before = f"{zero_shot[name]:.1%}" if name in zero_shot else ""
+        tuned = f"{own[name]:.1%}" if name in own else ""
+        rows.append((name, one["total"], before, f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tuned))
+    show.table(("task", "pictures", "zero-shot", made["label"], "95 % interval", "own vector"), rows)
+    if len(rows) > 1:
+        mean = sum(one["accuracy"] for one in metrics["accuracy"].values()) / len(rows)
+        show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
+    if "kept_epoch" in metrics:
+        show.line(
+            f"epoch {metrics['kept_epoch']} of {metrics['epochs']} kept, {metrics['trainable']:,} trained"
+        )
+    if "scale" in metrics:
+        show.line(f"scale {metrics['scale']:g}")
+    if run is not None:
+        show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
+
+
+def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
+    out: Path | None = how["out"]
+    if out is not None:
+        RunDirectory(out).require_usable(setting, resume=bool(how["resume"]))
+    memory, facts = Work(
+        setting, Circumstances(data=how["data"], runtime=Runtime(memory=how["memory"]))
+    ).plan()
+    trainable = facts.get("trainable", 0)
+    state = 4 * 4 * trainable  # values, two moments, the kept ones
+    facts["disk_bytes"] = 3 * state + 4 * trainable if out is not None else 0
+    facts["writes"] = RunDirectory.expected(setting) if out is not None else []
+    if memory is not None:
+        facts["memory_bytes"] = memory.memory
+    if how["json"]:
+        show.as_json({"spec": setting.spec(), **facts})
+        return
+    for key, value in facts.items():
+        shown = show_bytes(value) if key.endswith("_bytes") else _said(value)
+        show.line(f"{key.removesuffix('_bytes').replace('_', ' '):14} {shown}")
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({count:,} pictures)" for name, count in value.items()) or "nothing"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "nothing"
+    return f"{value:,}" if isinstance(value, int) else str(value)
