@@ -17,6 +17,7 @@ from aniso.cli import (
     explain,
     fit,
     inspect,
+    report,
     run,
     task,
     vector,
@@ -53,9 +54,11 @@ app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
+app.command("finetune")(fit.finetune)
 app.add_typer(fit.app, name="fit")
 app.add_typer(fit.search_app, name="search")
 app.command("run")(run.run)
+app.command("report")(report.report)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)

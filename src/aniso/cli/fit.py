@@ -222,6 +222,39 @@ def search_negation(
     _carry_out("negation", {**locals(), "method": "search"})
 
 
+def finetune(
+    model: opt.Model,
+    task: opt.TaskName,
+    weights: opt.Weights = None,
+    linearised: opt.Linearised = None,
+    lora: opt.Lora = None,
+    seed: opt.Seed = None,
+    split_seed: opt.SplitSeed = None,
+    compare: opt.Compare = None,
+    on_bad_image: opt.OnBadImage = None,
+    epochs: opt.Epochs = None,
+    lr: opt.Lr = None,
+    batch: opt.BatchSize = None,
+    weight_decay: opt.WeightDecay = None,
+    warmup: opt.Warmup = None,
+    clip: opt.Clip = None,
+    shape: opt.Shape = None,
+    least_batches: opt.LeastBatches = None,
+    precision: opt.Precision = None,
+    micro_batch: opt.MicroBatch = None,
+    out: opt.Out = None,
+    data: opt.DataRoot = None,
+    workers: opt.Workers = 0,
+    resume: opt.Resume = False,
+    allow_env_change: opt.AllowEnvChange = False,
+    plan: opt.Plan = False,
+    print_spec: opt.PrintSpec = False,
+    json: opt.Json = False,
+) -> None:
+    """Fine-tune a model on a task, for a bank to make a task vector of: all weights, or a LoRA."""
+    _carry_out("finetune", locals())
+
+
 def _carry_out(kind: str, said: dict[str, Any]) -> None:
     from aniso.cli.fit_run import carry_out
 

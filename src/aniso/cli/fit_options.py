@@ -56,6 +56,8 @@ Floor = Annotated[float | None, typer.Option(help="Share of its accuracy that th
 
 # keys of its schedule
 
+Lora = Annotated[int | None, typer.Option("--lora", help="Train a LoRA of this rank.", min=1)]
+
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Pictures in a step.")]

@@ -7,7 +7,8 @@ import platform
 import re
 import resource
 import time
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def record(
         "id": setting.id,
         "experiment": experiment or setting.spec()["setting"],
         "label": label or setting.method,
-        "spec": setting.spec(),
+        "spec": _public(setting.spec(), outcome.names),
         "metrics": outcome.metrics,
         "coefficients": summary(outcome.coefficients) if outcome.coefficients is not None else None,
         "inputs": outcome.inputs,
@@ -54,6 +55,17 @@ def record(
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "notes": list(outcome.notes),
     }
+
+
+def _public(value: Any, names: Mapping[str, str]) -> Any:
+    """Tasks by name, and of files their names alone: where things lie on a disk is nobody's business."""
+    if isinstance(value, dict):
+        return {key: _public(item, names) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(item, names) for item in value]
+    if isinstance(value, str):
+        return names.get(value, PurePath(value).name if "/" in value and value[0] in "/~." else value)
+    return value
 
 
 def write(path: Path, made: dict[str, Any], *, overwrite: bool = False) -> None:

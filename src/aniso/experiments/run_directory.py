@@ -17,15 +17,16 @@ from aniso.learn.state import States, differences
 from aniso.weights import save_safetensors
 from aniso.weights.atomic import disk, make_directory, require_space, write_text
 
-SPEC, RECORD, COEFFICIENTS, WEIGHTS = (
+SPEC, RECORD, COEFFICIENTS, WEIGHTS, ADAPTER = (
     "spec.yaml",
     "record.json",
     "coefficients.safetensors",
     "weights.safetensors",
+    "adapter",
 )
 _OURS = re.compile(
     rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
-    rf"{re.escape(METRICS)}|failure\.json|state-\d+-\d+\.safetensors|\..*\.partial-.*"
+    rf"{re.escape(METRICS)}|failure\.json|{ADAPTER}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
 )
 
 
@@ -100,10 +101,14 @@ class RunDirectory:
         if outcome.weights is not None:
             tensors = {name: outcome.weights.read(name) for name in outcome.weights.tensors}
             save_safetensors(self.path / WEIGHTS, tensors, overwrite=True)
+        if outcome.adapter is not None:
+            outcome.adapter.save(self.path / ADAPTER, overwrite=True)
         write(self.path / RECORD, made, overwrite=True)
         for state in States(self.path).files():
             disk.remove(state)
         return made
 
     def outputs(self) -> list[str]:
-        return [n for n in (COEFFICIENTS, WEIGHTS, RECORD, METRICS, SPEC) if (self.path / n).exists()]
+        return [
+            n for n in (COEFFICIENTS, WEIGHTS, ADAPTER, RECORD, METRICS, SPEC) if (self.path / n).exists()
+        ]

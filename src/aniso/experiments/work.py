@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -19,12 +19,14 @@ from aniso.learn import Best, Keep, Objective, Trained, fit
 from aniso.learn.evaluate import accuracy, answers
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.loop import Row
+from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
 from aniso.learn.search import search
 from aniso.models import Encoder, load_model, mini_bank
 from aniso.vectors import Bank
 from aniso.weights import TensorMap
 from aniso.weights.files import Told
+from aniso.weights.fingerprint import combined_hash
 
 
 @final
@@ -51,9 +53,13 @@ class Outcome:
 
     metrics: dict[str, Any]
     inputs: dict[str, Any]
+    names: dict[str, str]
+    """What tasks are called that the setting gives by their place."""
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
     """All of the model's weights, if they were trained."""
+    adapter: Adapter | None = None
+    """What was trained in their place."""
     notes: tuple[str, ...] = ()
 
 
@@ -176,10 +182,19 @@ class Work:
         return self._outcome(self._measured(lambda name: made), facts, made.coefficients, notes=notes)
 
     def _tuned(self) -> Outcome:
+        rank = getattr(self.setting, "lora", None)
+        if rank is not None:
+            return self._adapted(rank)
         trained = Trained.weights(self.encoder, linearised=self.setting.linearised)
         facts, notes = self._learn(trained)
         measured = self._measured(lambda name: trained.model)
         return self._outcome(measured, facts, weights=tuned_weights(self.encoder, trained), notes=notes)
+
+    def _adapted(self, rank: int) -> Outcome:
+        made = adapter(self.encoder, rank, seed=self.setting.seed)
+        facts, notes = self._learn(made.trained)
+        measured = self._measured(lambda name: made.trained.model)
+        return replace(self._outcome(measured, facts, notes=notes), adapter=made)
 
     def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
         keep, references = self._keep()
@@ -261,14 +276,15 @@ class Work:
         if self.setting.compare and self.setting.method != "none":
             unchanged = self._measured(lambda name: self.encoder)
             metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
-        said = [note for one in found.values() for note in one.notes]
-        return Outcome(metrics, self._inputs(), coefficients, weights, (*self.job.notes, *notes, *said))
+        doubts = [note for one in found.values() for note in one.notes]
+        said = (*self.job.notes, *notes, *doubts)
+        names = {ref: task.name for ref, task in self._tasks.items()}
+        return Outcome(metrics, self._inputs(), names, coefficients, weights, notes=said)
 
     def _inputs(self) -> dict[str, Any]:
-        data = {
-            task.name: {role: s.manifest for role, s in task.splits.items()} for task in self._tasks.values()
-        }
-        classes = {task.name: task.classes.key for task in self._tasks.values()}
+        tasks = self._tasks.values()
+        data = {t.name: combined_hash({role: s.manifest for role, s in t.splits.items()}) for t in tasks}
+        classes = {task.name: task.classes.key for task in tasks}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
         if self.setting.method in ("coefficients", "search", "vector"):
             inputs["bank"] = self.bank.content_hash

@@ -25,6 +25,7 @@ class _Picture:
     name: str
     caption: str
     draw: Callable[[Kind], bytes]
+    heading: str = ""  # of those that stand alone
 
 
 def build(records: Iterable[Record], title: str = "Report", *, figures: bool = True) -> dict[str, bytes]:
@@ -78,12 +79,12 @@ def _experiment(
         files[f"{kind}-{slug}.md"] = made.markdown().encode()
         files[f"{kind}-{slug}.csv"] = made.csv().encode()
     pictures = list(_pictures(slug, found, records)) if figures else []
-    main = [picture for picture in pictures if not picture.name.startswith("coefficients-")]
+    main = [picture for picture in pictures if not picture.heading]
     yield _part(found.name, main[:1], files, tables["table"])
     yield _part(f"{found.name}: by task", main[1:], files, tables["details"])
     for picture in pictures:
         if picture not in main:
-            yield _part(picture.caption, [picture], files)
+            yield _part(picture.heading, [picture], files)
 
 
 def _part(
@@ -98,7 +99,7 @@ def _part(
         markdown += [f"![{markdown_text(picture.caption)}]({picture.name}.png)", ""]
     if shown:
         markdown.append(shown.markdown())
-    caption = pictures[0].caption if pictures and pictures[0].caption != heading else ""
+    caption = pictures[0].caption if pictures else ""
     return Section(heading, figure=figure, caption=caption, table=shown), "\n".join(markdown)
 
 
@@ -139,12 +140,16 @@ def _boxes(slug: str, found: Results) -> Iterator[_Picture]:
         for by, what in (("kind", "kind of block"), ("depth", "depth")):
             summary = _mean_summary(runs, by)
             if summary:
-                caption = f"{found.name}, {row.name}: coefficients by {what}"
-                over = f", mean of {len(runs)} runs' boxes" if len(runs) > 1 else ""
+                of = (
+                    "One run"
+                    if len(runs) == 1
+                    else f"Each of a box's five numbers is a mean over {len(runs)} runs"
+                )
                 yield _Picture(
                     f"coefficients-{label}-{by}",
-                    caption + over,
+                    f"{of}: least, quartiles, greatest",
                     partial(_draw_boxes, summary, f"{found.name}: {row.name}"),
+                    f"{found.name}: coefficients by {what}, {row.name}",
                 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aniso.errors import printable
-from aniso.report.tables import Estimate, Table, shown
+from aniso.report.tables import Table, shown
 
 _PNG = b"\x89PNG"
 
@@ -124,8 +124,7 @@ def _pixels(png: bytes) -> int:
 
 
 def _table(table: Table) -> Iterator[str]:
-    numeric = [any(isinstance(row[i], Estimate) for row in table.rows) for i in range(len(table.columns))]
-    classes = [' class="n"' if n else "" for n in numeric]
+    classes = [' class="n"' if number else "" for number in table.numeric]
     head = "".join(
         f'<th scope="col"{c}>{_text(name)}</th>' for name, c in zip(table.columns, classes, strict=True)
     )

@@ -15,7 +15,7 @@ _LARGEST = 64 << 20
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
 Setting = Literal["few-shot", "fraction", "addition", "negation"]
-Method = Literal["none", "vectors", "search", "weights", "coefficients"]
+Method = Literal["none", "vector", "search", "weights", "coefficients"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
 

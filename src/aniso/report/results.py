@@ -17,7 +17,7 @@ from aniso.report.tables import Cell, Estimate, Table
 Seeds = dict[int, dict[str, float]]  # seed, task: per cent
 
 KEPT = 0.95  # negation may cost the control task a twentieth of its zero-shot accuracy
-_ORDER = ("none", "vectors", "search", "weights", "coefficients")
+_ORDER = ("none", "vector", "search", "weights", "coefficients")
 _IDENTITY = ("model", "linearised", "method", "partition", "control")
 _AXES = {
     "few-shot": ("task", "shots", "seed"),

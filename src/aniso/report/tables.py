@@ -44,7 +44,7 @@ class Table:
     def markdown(self) -> str:
         lines = [f"### {markdown_text(self.title)}", ""]
         lines.append(_line(self.columns))
-        lines.append("|" + " --- |" + " ---: |" * (len(self.columns) - 1))
+        lines.append("|" + "".join(" ---: |" if number else " --- |" for number in self.numeric))
         lines += [_line(shown(cell) for cell in row) for row in self.rows]
         if self.notes:
             lines += ["", *(f"- {markdown_text(note)}" for note in self.notes)]
@@ -59,6 +59,11 @@ class Table:
         for row in zip(*flat, strict=True):
             writer.writerow([csv_text(text) for text in row])
         return out.getvalue()
+
+    @property
+    def numeric(self) -> list[bool]:
+        """For each column, whether it holds numbers, which are read best from the right."""
+        return [any(isinstance(cell, Estimate) for cell in cells) for _, cells in self._by_column()]
 
     def _by_column(self) -> Iterator[tuple[str, list[Cell]]]:
         for i, name in enumerate(self.columns):

@@ -2,6 +2,7 @@
 
 from aniso.experiments.settings.addition import Addition
 from aniso.experiments.settings.few_shot import FewShot
+from aniso.experiments.settings.finetune import FineTune
 from aniso.experiments.settings.fraction import Fraction
 from aniso.experiments.settings.negation import Negation
 from aniso.experiments.settings.setting import BaseSetting, Job
@@ -11,7 +12,8 @@ SETTINGS: dict[str, type[BaseSetting]] = {
     "addition": Addition,
     "negation": Negation,
     "fraction": Fraction,
+    "finetune": FineTune,
 }
 """By the name that specs call them."""
 
-__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Fraction", "BaseSetting", "Job"]
+__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Fraction", "FineTune", "BaseSetting", "Job"]

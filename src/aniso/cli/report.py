@@ -1,0 +1,39 @@
+"""``aniso report``: records as tables, figures and a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aniso.cli import options, show
+
+_OURS = re.compile(r"index\.html|report\.md|[\w.+-]+\.(md|csv|png|svg)")
+
+
+def report(
+    records: Annotated[list[Path], typer.Argument(help="Records, or directories of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory to write.")],
+    title: Annotated[str, typer.Option(help="Of the page.")] = "Report",
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records alone."""
+    from aniso.report import build, experiments, mixed, read_records, table
+    from aniso.weights.atomic import atomic_directory
+
+    found = read_records(records)
+    files = build(found, title, figures=figures)
+    with atomic_directory(out, overwrite=overwrite, ours=_OURS) as place:
+        for name, content in files.items():
+            (place / name).write_bytes(content)
+    show.notes(f"warning: {note}" for note in mixed(found))
+    if json:
+        show.as_json({"out": str(out), "records": len(found), "files": sorted(files)})
+        return
+    for own in experiments(found).values():
+        show.text(table(own).markdown() + "\n")
+    show.line(f"wrote {out}: {len(files)} files from {len(found)} records")

@@ -1,0 +1,77 @@
+"""LoRA adapters of the image encoder, trained and written by PEFT."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from aniso.data import draw
+from aniso.errors import UsageError
+from aniso.learn.trained import Trained
+from aniso.models import Encoder
+from aniso.vectors import Kind
+from aniso.weights.atomic import atomic_directory
+
+ALPHA = 32
+"""The paper's, for every rank."""
+
+
+@final
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank updates of attention and MLP matrices; ``trained`` is what ``fit`` takes."""
+
+    trained: Trained
+    _wrapped: Any
+
+    def save(self, directory: Path, *, overwrite: bool = False) -> None:
+        """As PEFT writes it, and everything that reads PEFT's adapters reads it."""
+        with atomic_directory(directory, overwrite=overwrite) as place:
+            self._wrapped.save_pretrained(place, save_embedding_layers=False)  # else it asks the network
+
+
+def adapter(encoder: Encoder, rank: int, *, alpha: int = ALPHA, seed: int = 0) -> Adapter:
+    """An adapter that changes nothing yet, on a copy of the encoder."""
+    peft = _peft()
+    if rank < 1:
+        raise UsageError("USAGE", f"a LoRA cannot have rank {rank}", expected="1 or more", fix="--lora 16")
+    own = copy.deepcopy(encoder)
+    targets = _targets(own)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(draw.number("lora", seed))  # PEFT draws the first factors from torch's own chance
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+        wrapped = peft.get_peft_model(own._network, config)
+    wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # and not a place on this disk
+    tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
+    identity = {"model": encoder.fingerprint, "trained": "lora", "rank": rank, "alpha": alpha, "seed": seed}
+    return Adapter(Trained(own, tensors, identity), wrapped)
+
+
+def _targets(encoder: Encoder) -> list[str]:
+    """The image encoder's attention and MLP layers, by name."""
+    modules = dict(encoder._network.named_modules())
+    kinds = (Kind.ATTENTION, Kind.MLP)
+    keys = [part.key for b in encoder.layout.blocks if b.kind in kinds for part in b.parts]
+    names = dict.fromkeys(key.removesuffix(".weight") for key in keys)
+    if not names or not all(isinstance(modules.get(name), nn.Linear) for name in names):
+        raise UsageError(
+            "LORA-KIND",
+            f"'{encoder.name}' keeps query, key and value in one tensor, which PEFT cannot adapt exactly",
+            fix="use the model under Hugging Face's names: aniso convert --to huggingface",
+        )
+    return list(names)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UsageError(
+            "MODEL-LIBRARY", "LoRA adapters are trained by PEFT", fix="pip install 'aniso[peft]'"
+        ) from None
+    return peft
