@@ -1,4 +1,4 @@
-"""Everything that a run needs, small: a model, a bank with vectors named like tasks, pictures of two colours."""
+"""What a run needs, small: a model, a bank with vectors named like tasks, pictures of two colours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = {"red": (190, 20, 20), "blue": (20, 20, 190)}
 
 @dataclass(frozen=True)
 class Shelf:
-    """``model`` and ``bank`` are directories; tasks are folders below ``data``, ``cars`` and ``dtd`` split."""
+    """Directories of a model and a bank, and tasks below ``data``: photos, and cars and dtd with splits."""
 
     root: Path
 
@@ -85,6 +85,7 @@ class Child:
     def __init__(self, work: Callable[[], int], log: Path) -> None:
         self.log = log
         self.code: int | None = None
+        log.touch()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -98,7 +99,7 @@ class Child:
             fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(fd, 1)
             os.dup2(fd, 2)
-            sys.stdout = sys.stderr = os.fdopen(1, "w", 1, closefd=False)
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
             code = work()
         except BaseException:
             os.write(2, traceback.format_exc().encode())

@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from aniso.data import Unlabelled as Unlabelled
     from aniso.data import load_task as load_task
     from aniso.errors import AnisoError as AnisoError
+    from aniso.learn import Best as Best
+    from aniso.learn import CoefficientNorm as CoefficientNorm
+    from aniso.learn import CrossEntropy as CrossEntropy
+    from aniso.learn import Last as Last
+    from aniso.learn import Lowest as Lowest
     from aniso.learn import Schedule as Schedule
     from aniso.learn import evaluate as evaluate
     from aniso.learn import finetune as finetune
+    from aniso.learn import fit as fit
+    from aniso.learn import search as search
     from aniso.models import Encoder as Encoder
     from aniso.models import load_model as load_model
     from aniso.vectors import Bank as Bank
@@ -55,6 +62,13 @@ _HOMES = {
     "ClassList": "aniso.data",
     "Labelled": "aniso.data",
     "Unlabelled": "aniso.data",
+    "fit": "aniso.learn",
+    "CrossEntropy": "aniso.learn",
+    "CoefficientNorm": "aniso.learn",
+    "Last": "aniso.learn",
+    "Best": "aniso.learn",
+    "Lowest": "aniso.learn",
+    "search": "aniso.learn",
     "evaluate": "aniso.learn",
     "finetune": "aniso.learn",
     "Schedule": "aniso.learn",

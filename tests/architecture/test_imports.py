@@ -26,7 +26,8 @@ LEVELS = {
     "experiments": 6,
     "report": 6,
     "explore": 6,
-    "cli": 7,
+    "demo": 7,
+    "cli": 8,
 }
 
 

@@ -25,17 +25,25 @@ from aniso.learn import (
     fit,
 )
 from aniso.learn.finetune import tuned_weights
+from aniso.learn.fit import _doubts
 from aniso.learn.keep import Last
 from aniso.learn.loop import Loop
 from aniso.learn.passes import Passes
 
-SHORT = Schedule(epochs=2, lr=0.05, batch=8)
+SHORT = Schedule(epochs=2, lr=0.2, batch=8)
 ONE_STEP = Schedule(epochs=1, lr=0.1, batch=16, clip=1e6)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return colours.world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def good(world):
+    """Coefficients that have learned the target."""
+    composition = world.composition()
+    return fit(composition, CrossEntropy(world.target.train), replace(SHORT, epochs=4)).coefficients
 
 
 @pytest.fixture
@@ -117,9 +125,7 @@ def test_rows_are_the_means_of_what_was_seen(world):
     for row in done.history[1:]:
         assert set(row["terms"]) == {"target train", "control train", "coefficients' 1-norm"}
         parts = row["terms"]
-        expected = (
-            parts["target train"] - 0.5 * parts["control train"] + 0.1 * parts["coefficients' 1-norm"]
-        )
+        expected = parts["target train"] - 0.5 * parts["control train"] + 0.1 * parts["coefficients' 1-norm"]
         assert row["loss"] == pytest.approx(expected)
 
 
@@ -149,36 +155,31 @@ def test_what_was_kept_is_in_the_composition(world):
     assert value == done.history[done.kept]["accuracy"]["target val"]
 
 
-def test_the_start_is_kept_if_nothing_is_better(world):
-    composition = world.composition()
+def test_the_start_is_kept_if_nothing_is_better(world, good):
     task = world.target
     swapped = Labelled("swapped", task.classes, task.train.images, tuple(1 - i for i in task.train.labels))
-    wrong = replace(task.val, labels=tuple(1 - i for i in task.val.labels))
-    fit(composition, CrossEntropy(task.train), replace(SHORT, epochs=4))
-    good = composition.values.detach().clone()
+    composition = world.composition().load(good)
     done = fit(composition, CrossEntropy(swapped), SHORT, keep=Best(task.val))
     assert done.kept == 0
-    assert torch.equal(composition.values, good)
-    assert fit(composition, CrossEntropy(swapped), replace(SHORT, epochs=6), keep=Best(wrong)).kept > 0
+    assert torch.equal(composition.values, good.values)
+    assert torch.equal(done.coefficients.values, good.values)
 
 
-def test_a_run_ends_when_its_rule_says_so(world):
-    control = world.target
-    composition = world.composition()
-    fit(composition, CrossEntropy(control.train), replace(SHORT, epochs=4))
-    rule = Lowest(world.control.val, control.val)
-    done = fit(composition, -CrossEntropy(control.train), replace(SHORT, epochs=40, lr=0.3), keep=rule)
-    assert len(done.history) < 41
-    assert rule.ends([row["accuracy"] for row in done.history])
-    assert not rule.ends([row["accuracy"] for row in done.history[:-1]])
+def test_a_run_ends_when_its_rule_says_so(world, good):
+    rule = Lowest(world.control.val, world.target.val)
+    schedule = Schedule(epochs=30, lr=1.0, batch=16)
+    done = fit(world.composition().load(good), -CrossEntropy(world.target.train), schedule, keep=rule)
+    measured = [row["accuracy"] for row in done.history]
+    assert len(measured) < 31
+    assert rule.ends(measured)
+    assert not rule.ends(measured[:-1])
     assert not done.history[-1]["kept"]
 
 
-def test_a_loss_that_rose_is_said(world):
-    composition = world.composition()
-    fit(composition, CrossEntropy(world.target.train), replace(SHORT, epochs=4))
-    done = fit(composition, CrossEntropy(world.target.train), Schedule(epochs=3, lr=1e3, batch=8))
-    assert any("try a lower learning rate" in note for note in done.notes)
+@pytest.mark.parametrize(("losses", "said"), [((0.5, 1.1), True), ((0.5, 0.9), False), ((-2, -1), False)])
+def test_a_loss_that_rose_is_said(losses, said):
+    notes = _doubts([{"loss": loss} for loss in (None, *losses)])
+    assert [("try a lower learning rate" in note) for note in notes] == [True] * said
 
 
 # what it depends on
@@ -209,18 +210,6 @@ def test_the_global_generator_is_not_touched(world):
     torch.manual_seed(6)
     other = fit(world.composition(), CrossEntropy(world.target.train), SHORT)
     assert torch.equal(one.coefficients.values, other.coefficients.values)
-
-
-class Dropped(nn.Module):
-    """A layer followed by dropout."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, *args, **kwargs):
-        return self.drop(self.inner(*args, **kwargs))
 
 
 def test_dropout_inside_a_model_is_drawn_by_the_step(world):
@@ -327,14 +316,13 @@ def test_taking_a_task_away_from_a_control_gives_the_difference_of_gradients(wor
 
 
 def test_a_step_of_negation_raises_the_loss_on_the_target(world):
-    def loss_after(objective):
+    term, still = CrossEntropy(world.target.train, "eval"), replace(ONE_STEP, lr=1e-12)
+    losses = []
+    for weight, schedule in ((1, replace(ONE_STEP, lr=0.02)), (1, still), (-1, replace(ONE_STEP, lr=0.02))):
         composition = world.composition()
-        fit(composition, objective, replace(ONE_STEP, lr=0.02))
-        probe = fit(composition, CrossEntropy(world.target.train, "eval"), replace(ONE_STEP, lr=1e-12))
-        return probe.history[1]["loss"]
-
-    term = CrossEntropy(world.target.train)
-    assert loss_after(term) < loss_after(0.0 * term + CrossEntropy(world.control.train)) < loss_after(-term)
+        fit(composition, weight * term, schedule)
+        losses.append(fit(composition, term, still).history[1]["loss"])
+    assert losses[0] < losses[1] < losses[2]
 
 
 def test_a_value_term_adds_its_own_gradient_once(world):
@@ -351,7 +339,7 @@ def test_a_value_term_adds_its_own_gradient_once(world):
 # slices
 
 
-@pytest.mark.parametrize("micro", [1, 2, 3, 5, 7, 16, 100])
+@pytest.mark.parametrize("micro", [1, 3, 5, 16])
 def test_slices_of_a_step_give_the_gradient_of_the_whole(world, micro):
     start = away_from_zero(world)
     target, control = CrossEntropy(world.target.train), CrossEntropy(world.control.train)
@@ -402,7 +390,9 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
     for precision in ("fp32", "fp16"):
         composition = world.composition()
         schedule = Schedule(epochs=1, lr=1.0, batch=16, clip=0.01, shape="constant", precision=precision)
-        loop = Loop(Trained.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last())
+        loop = Loop(
+            Trained.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last()
+        )
         loop._optimiser = torch.optim.SGD([composition.values], lr=1.0)
         list(loop.run(lambda *_: None, lambda: None))
         found[precision] = composition.values.detach().clone()
@@ -419,6 +409,14 @@ def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves)
     list(loop.run(lambda *_: None, lambda: None))
     assert torch.equal(composition.values, torch.zeros_like(composition.values))
     assert loop._scaler.get_scale() == 2.0**119
+
+
+def test_gradients_that_no_scale_makes_finite_are_an_error(world, slow_halves, refused):
+    composition = world.composition()
+    composition.values.register_hook(lambda grad: grad * math.nan)
+    schedule = Schedule(epochs=2, lr=0.1, batch=1, precision="fp16")
+    with refused("LEARN-NONFINITE", 6, "gradient"):
+        fit(composition, CrossEntropy(world.target.train), schedule)
 
 
 # weights in place of coefficients
@@ -509,13 +507,30 @@ def test_names_of_tasks_may_begin_with_anything(world, tmp_path):
     assert row["loss"] == pytest.approx(sum(row["terms"].values()))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("epochs", value) for value in (1.5, True)),
+        *(("micro_batch", value) for value in (0, 1.5)),
+        *(("warmup", value) for value in (-1, 0.5)),
+        ("batch", 2.5),
+        ("least_batches", 0),
+        ("shape", "linear"),
+        ("precision", "fp8"),
+    ],
+)
+def test_schedules_that_cannot_be_followed_are_refused(name, value, refused):
+    with refused("USAGE", 2, name):
+        Schedule(**{"epochs": 1, "lr": 1.0, name: value})
+
+
 # what goes wrong
 
 
 def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
     composition = world.composition()
     with torch.no_grad():
-        composition.values.fill_(math.nan)
+        composition.values.fill_(1e30)
     with refused("LEARN-NONFINITE", 6, "control train", "epoch 1, step 1", "learning rate") as refusal:
         fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch=4))
     named = refusal.error.facts["pictures"]
@@ -524,21 +539,22 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
 
 
 def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, monkeypatch):
-    views = type(world.encoder.transforms.train)
-    finish = views.finish
-    marked = world.encoder.transforms.eval(world.control.train.picture(0), torch.Generator())
+    view = world.encoder.transforms.eval
+    marked = view(world.control.train.picture(0), torch.Generator())
+    finish = type(view).finish
 
     def broken(self, pixels):
         out = finish(self, pixels)
-        same = [i for i, one in enumerate(pixels) if torch.equal(one, marked)]
-        out[same] = math.nan
+        out[[torch.equal(one, marked) for one in pixels]] = math.nan
         return out
 
-    monkeypatch.setattr(type(world.encoder.transforms.eval), "finish", broken)
+    monkeypatch.setattr(type(view), "finish", broken)
     objective = CrossEntropy(world.target.train, "eval") + CrossEntropy(world.control.train, "eval")
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
         fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch=8))
-    assert world.control.train.images.label(0) in refusal.error.facts["pictures"]
+    named = refusal.error.facts["pictures"]
+    assert world.control.train.images.label(0) in named
+    assert len(named) == 4
 
 
 @pytest.mark.parametrize("linearised", [False, True])

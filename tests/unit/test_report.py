@@ -452,20 +452,20 @@ def test_labels_are_moved_apart_and_no_further():
 def test_the_page_shows_its_sections_in_order():
     made = Table("t", ("m", "x"), (("r", Estimate(1, 0.5)),), ("a note",))
     text = page(
-        "Title", [Section("One", ("words",), FIGURES["boxes"]("png"), "seen", made, ("aniso report",))]
+        "Title", [Section("One", ("words",), made, ((FIGURES["boxes"]("png"), "seen"),), ("aniso report",))]
     )
     order = [
         "<h1>Title",
         "<h2>One",
         "<p>words",
-        "data:image/png;base64",
-        "<figcaption>seen",
         "1.0 ± 0.5",
         "a note",
+        "data:image/png;base64",
+        "<figcaption>seen",
         "<code>",
     ]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
-    assert "data:image/svg+xml;base64" in page("t", [Section("s", figure=FIGURES["boxes"]("svg"))])
+    assert "data:image/svg+xml;base64" in page("t", [Section("s", figures=((FIGURES["boxes"]("svg"), ""),))])
 
 
 def test_a_report_has_every_file_and_repeats():

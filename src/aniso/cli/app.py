@@ -12,6 +12,7 @@ from aniso.cli import (
     bank,
     coefficients,
     convert,
+    demo,
     doctor,
     evaluate,
     explain,
@@ -47,6 +48,7 @@ def _root(
     """Results go to standard output, talk and progress to standard error; --json is for programs."""
 
 
+app.command("demo")(demo.demo)
 app.command("inspect")(inspect.inspect)
 app.add_typer(vector.app, name="vector")
 app.add_typer(bank.app, name="bank")

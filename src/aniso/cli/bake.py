@@ -29,7 +29,14 @@ def bake(
     made = Coefficients.load(coefficients)
     baked = Baked(options.base_files(base), options.open_bank(bank), made, dtype=options.dtype(dtype))
     with show.progress("baking", baked.nbytes) as advance:
-        notes = baked.save(out, to=to, activation=activation, overwrite=overwrite, progress=advance)
+        notes = baked.save(
+            out,
+            to=to,
+            activation=activation,
+            command=show.this_command(),
+            overwrite=overwrite,
+            progress=advance,
+        )
     if json:
         show.as_json({"out": str(out), "to": to, "coefficients": len(made), "notes": list(notes)})
         return

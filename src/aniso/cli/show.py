@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +42,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
 
 def line(text: str) -> None:
     _out().print(Text(printable(text, 2000)), soft_wrap=True)
+
+
+def this_command() -> str:
+    """The command line as it was typed; of files and directories elsewhere only the names."""
+    words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv[1:]]
+    return " ".join(["aniso", *(shlex.quote(word) for word in words)])
 
 
 def text(lines: str) -> None:

@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.compose.division import Undivided
 from aniso.compose.slots import Slot
@@ -22,10 +23,12 @@ from aniso.compose.stack import stacks_of
 from aniso.errors import InputError
 from aniso.vectors import Bank, Block, BlockSource, Dense
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import convert
+from aniso.vectors.convert import TOKENIZER, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
+
+_TOKENIZER_BYTES = 64 << 20
 
 
 @final
@@ -96,10 +99,15 @@ class Baked(WeightSource):
         *,
         to: str = "safetensors",
         activation: str | None = None,
+        command: str = "",
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
-        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory. Returns notes."""
+        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory. Returns notes.
+
+        A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
+        the tokenizer that lies with the base.
+        """
         origin = self._coefficients.origin
         record = {
             "aniso.base": origin.base.content,
@@ -119,8 +127,25 @@ class Baked(WeightSource):
             )
         known = activation or (None if self.info.config.activation else base)
         return convert(
-            self, Path(out), to=to, activation=known, overwrite=overwrite, progress=progress, metadata=record
+            self,
+            Path(out),
+            to=to,
+            activation=known,
+            overwrite=overwrite,
+            progress=progress,
+            metadata=record,
+            beside=self._beside(to, command) if to != "safetensors" else {},
         )
+
+    def _beside(self, to: str, command: str) -> dict[str, bytes]:
+        card = model_card(self._coefficients, self._bank, command=command)
+        out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}
+        files = self._blocks.source.files
+        home = files[0].path.parent if files else None
+        if to == "huggingface" and home is not None and (home / "config.json").is_file():
+            found = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
+            out |= {file.path.name: file.head(_TOKENIZER_BYTES) for file in found}
+        return out
 
     def _load(self, name: str) -> Tensor:
         key = self._same.get(name, name)

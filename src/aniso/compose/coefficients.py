@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,6 +140,13 @@ class Coefficients:
         record = _Record.of(self).model_dump_json(exclude_defaults=True)
         meta = {"format": FORMAT, "schema": str(SCHEMA), "index": record}
         return save_safetensors(Path(path), {_VALUES: values}, meta, overwrite=overwrite)
+
+    def to_bytes(self) -> bytes:
+        """The file that ``save`` writes."""
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place) / "coefficients"
+            self.save(path)
+            return path.read_bytes()
 
     @classmethod
     def load(cls, path: str | Path) -> Coefficients:

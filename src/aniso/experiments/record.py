@@ -8,12 +8,12 @@ import re
 import resource
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 
-from aniso import __version__
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.work import Outcome, summary
 from aniso.weights.atomic import write_text
@@ -46,7 +46,7 @@ def record(
         "coefficients": summary(outcome.coefficients) if outcome.coefficients is not None else None,
         "inputs": outcome.inputs,
         "versions": {
-            "aniso": __version__,
+            "aniso": version("aniso"),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

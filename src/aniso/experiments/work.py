@@ -15,13 +15,12 @@ from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan
 from aniso.data import Labelled, Task, load_task
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.settings import BaseSetting, Job
-from aniso.learn import Best, Keep, Objective, Trained, fit
+from aniso.learn import Best, Keep, Objective, Trained, fit, search
 from aniso.learn.evaluate import accuracy, answers
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
-from aniso.learn.search import search
 from aniso.models import Encoder, load_model, mini_bank
 from aniso.vectors import Bank
 from aniso.weights import TensorMap

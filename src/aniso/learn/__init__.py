@@ -6,6 +6,7 @@ from aniso.learn.fit import Fit, fit
 from aniso.learn.keep import Best, Keep, Last, Lowest
 from aniso.learn.objectives import CoefficientNorm, CrossEntropy, Objective
 from aniso.learn.schedule import Schedule
+from aniso.learn.search import Search, search
 from aniso.learn.trained import Trained
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "Last",
     "Best",
     "Lowest",
+    "search",
+    "Search",
     "evaluate",
     "Accuracy",
     "finetune",

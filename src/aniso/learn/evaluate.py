@@ -91,6 +91,7 @@ def answers(
     told: Told | None = None,
 ) -> Tensor:
     """For every picture of a split, in order, the class that a model says it is."""
+    _require_labelled(split)
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, told=told)
     _require_same_classes(head, split)

@@ -42,13 +42,14 @@ def finetune(
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
+    allow_env_change: bool = False,
     workers: int = 0,
     told: Told | None = None,
     epoch_done: Callable[[Row], None] | None = None,
 ) -> Tuned:
     """Train the image encoder, with class weights from prompts as a frozen head; the last epoch is kept.
 
-    ``directory``, ``resume``, ``told`` and ``epoch_done`` are those of ``fit``.
+    The other options are those of ``fit``.
     """
     trained = Trained.weights(encoder, linearised=linearised)
     done = fit(
@@ -58,6 +59,7 @@ def finetune(
         seed=seed,
         directory=directory,
         resume=resume,
+        allow_env_change=allow_env_change,
         workers=workers,
         told=told,
         epoch_done=epoch_done,

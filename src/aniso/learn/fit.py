@@ -6,12 +6,12 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from aniso import __version__
 from aniso.compose import Coefficients, Composition
 from aniso.errors import NumericalError, StoppedError, UsageError, printable
 from aniso.learn.keep import Keep, Last
@@ -119,7 +119,7 @@ def _circumstances(
         "seed": seed,
     }
     device = next(iter(trained.tensors.values())).device.type
-    around = {"aniso": __version__, "torch": torch.__version__, "device": device}
+    around = {"aniso": version("aniso"), "torch": torch.__version__, "device": device}
     # sums are taken in another order by another number of threads
     return {"what": what, "environment": {**around, "threads": torch.get_num_threads()}}
 

@@ -12,6 +12,7 @@ from aniso.errors import UsageError, printable
 
 Measured = Mapping[str, float]
 """Accuracies after an epoch, by the name of the split."""
+_ROUNDING = 1e-9  # less than a picture is worth: at the floor exactly is not below it
 
 
 class Keep(ABC):
@@ -63,6 +64,15 @@ class Best(Keep):
         low = {name: value for name, value in self.references.items() if not value > 0}
         if low:
             raise UsageError("KEEP", f"a reference of {printable(low)} cannot be divided by", fix="above 0")
+        names = [split.name for split in self._splits]
+        unknown = [name for name in self.references if name not in names]
+        if unknown:
+            raise UsageError(
+                "KEEP",
+                f"there is a reference for '{printable(unknown[0])}', which is not measured",
+                expected=", ".join(names),
+                fix="name references like splits",
+            )
 
     @property
     def splits(self) -> tuple[Labelled, ...]:
@@ -76,8 +86,7 @@ class Best(Keep):
         return sum(scores) / len(scores)
 
     def identity(self) -> dict[str, Any]:
-        manifests = [split.manifest for split in self._splits]
-        return {"keep": "best", "splits": manifests, "references": dict(self.references)}
+        return {"keep": "best", **_identity(self._splits), "references": dict(self.references)}
 
 
 @final
@@ -109,11 +118,14 @@ class Lowest(Keep):
         return self.stop and self._fell(history, len(history) - 1)
 
     def _fell(self, history: Sequence[Measured], i: int) -> bool:
-        return history[i][self.control.name] < self.floor * history[0][self.control.name]
+        return history[i][self.control.name] < self.floor * history[0][self.control.name] - _ROUNDING
 
     def identity(self) -> dict[str, Any]:
-        manifests = [self.target.manifest, self.control.manifest]
-        return {"keep": "lowest", "splits": manifests, "floor": self.floor, "stop": self.stop}
+        return {"keep": "lowest", **_identity(self.splits), "floor": self.floor, "stop": self.stop}
+
+
+def _identity(splits: Sequence[Labelled]) -> dict[str, Any]:
+    return {"splits": [s.manifest for s in splits], "classes": [s.classes.key for s in splits]}
 
 
 def _chosen_by(splits: Sequence[Labelled]) -> tuple[Labelled, ...]:

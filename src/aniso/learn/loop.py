@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -70,7 +71,7 @@ class Loop:
         self.epoch = self.step = 0
         self.history: list[Row] = []
         self.kept = trained.copied()
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, list[float]] = {}  # of every term its losses, and how many
 
     @property
     def steps(self) -> int:
@@ -88,8 +89,12 @@ class Loop:
         if not self.history:
             yield self._measure(told, between)
         while not self.done:
-            self._train(told, between)
-            row = self._measure(told, between)
+            try:
+                self._train(told, between)
+                row = self._measure(told, between)
+            except NumericalError:
+                self._trained.load(self.kept)  # the last that was good
+                raise
             self.epoch, self.step, self._sums = self.epoch + 1, 0, {}
             yield row
         self._trained.load(self.kept)
@@ -124,8 +129,8 @@ class Loop:
         self._scaler.step(self._optimiser)
         self._scaler.update()
         for name, (loss, count) in losses.items():
-            self._sums[name] = self._sums.get(name, 0.0) + loss * count
-            self._sums[f"#{name}"] = self._sums.get(f"#{name}", 0.0) + count
+            total, seen = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = [total + loss * count, seen + count]
 
     def _gradients(self, batches: Sequence[Batch]) -> dict[str, tuple[float, int]]:
         """Add up the gradients of a step, slice by slice; gives every term's mean loss and size."""
@@ -157,9 +162,13 @@ class Loop:
         return total
 
     def _slices(self, batches: Sequence[Batch]) -> list[list[Batch]]:
-        size = sum(map(len, batches))
-        count = -(-size // (self._schedule.micro_batch or size))
-        return [[_part(batch, i, count) for batch in batches] for i in range(count)]
+        """All terms' pictures in a row, cut into pieces; of some terms a piece may have none."""
+        ends = list(itertools.accumulate(map(len, batches)))
+        most = self._schedule.micro_batch or ends[-1]
+        return [
+            [_part(b, low - end + len(b), most) for b, end in zip(batches, ends, strict=True)]
+            for low in range(0, ends[-1], most)
+        ]
 
     def _seen(self, batches: Sequence[Batch]) -> list[Seen]:
         """All terms' pictures go through the model together."""
@@ -211,7 +220,7 @@ class Loop:
 
     def _losses(self) -> dict[str, Any]:
         """Means over the epoch; the objective's is their weighted sum."""
-        terms = {n: self._sums[n] / self._sums[f"#{n}"] for n in self._sums if not n.startswith("#")}
+        terms = {name: total / count for name, (total, count) in self._sums.items()}
         weighted = [weight * terms[term.name] for weight, term in self._objective.parts if terms]
         return {"loss": sum(weighted) if terms else None, "terms": terms}
 
@@ -259,8 +268,12 @@ class Loop:
                 return [bound.term.split.images.label(i) for i in batch.indices[:20]]
         return []
 
+    def _skips(self) -> bool:
+        """Whether a step may be left out: a scaler does that until its scale fits, but not for ever."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() >= 1
+
     def _require_gradient(self, norm: Tensor, *, first: bool, batches: Sequence[Batch]) -> None:
-        if not bool(torch.isfinite(norm)) and not self._scaler.is_enabled():  # a scaler skips such steps
+        if not bool(torch.isfinite(norm)) and not self._skips():
             name = self._bound[0].term.name if self._bound else ""
             raise NumericalError(
                 "LEARN-NONFINITE",
@@ -280,11 +293,11 @@ class Loop:
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def _part(batch: Batch, i: int, count: int) -> Batch:
-    """The i-th of so many nearly equal parts."""
-    if count == 1:
+def _part(batch: Batch, start: int, count: int) -> Batch:
+    """So many pictures from a place on, which may lie before the first one."""
+    low, high = max(0, start), max(0, start + count)
+    if low == 0 and high >= len(batch):
         return batch
-    low, high = (len(batch) * j // count for j in (i, i + 1))
     labels = None if batch.labels is None else batch.labels[low:high]
     return Batch(tuple(view[low:high] for view in batch.views), labels, batch.indices[low:high])
 

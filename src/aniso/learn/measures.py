@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 import torch
@@ -14,6 +14,7 @@ from aniso.data import Labelled
 from aniso.errors import InputError, UsageError, printable
 from aniso.learn.evaluate import Accuracy, accuracy, answers
 from aniso.models import Encoder
+from aniso.vectors import Block
 
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -106,19 +107,6 @@ def out_of_domain(
     return accuracy(answers(model, split, head=head, workers=workers), split, head.notes)
 
 
-def complementarity(right: Mapping[str, Tensor]) -> dict[frozenset[str], int]:
-    """How many pictures exactly this set of methods gets right, for every set that occurs."""
-    names = list(right)
-    sizes = {len(found) for found in right.values()}
-    if len(sizes) != 1:
-        raise UsageError("USAGE", "the methods answered different numbers of pictures", fix="use one split")
-    counts: dict[frozenset[str], int] = {}
-    for row in torch.stack([right[name].bool() for name in names], 1).tolist():
-        key = frozenset(name for name, good in zip(names, row, strict=True) if good)
-        counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
 def by_kind(coefficients: Coefficients) -> dict[str, Tensor]:
     """All coefficients of blocks of a kind, parts included."""
     return _grouped(coefficients, lambda block: str(block.kind))
@@ -134,11 +122,11 @@ def five_numbers(values: Tensor) -> list[float]:
     return [float(x) for x in torch.quantile(values.double(), torch.tensor(FIVE, dtype=torch.double))]
 
 
-def _grouped(coefficients: Coefficients, key: object) -> dict[str, Tensor]:
+def _grouped(coefficients: Coefficients, key: Callable[[Block], str | None]) -> dict[str, Tensor]:
     groups: dict[str, list[Tensor]] = {}
     slots = coefficients.slots
     for slot, own in zip(slots.blocks, slots.divided(coefficients.values), strict=True):
-        name = key(slot.block)  # type: ignore[operator]
+        name = key(slot.block)
         if name is not None:
             groups.setdefault(name, []).append(own.flatten())
     return {name: torch.cat(found) for name, found in groups.items()}

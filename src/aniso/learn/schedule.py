@@ -14,6 +14,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 _CHOICES = {"shape": ("cosine", "constant"), "precision": ("fp32", "bf16", "fp16")}
 _LEAST = {"epochs": 1, "batch": 1, "warmup": 0, "weight_decay": 0, "lr": 0, "clip": 0, "least_batches": 1}
 _ABOVE_ZERO = ("lr", "clip")
+_WHOLE = ("epochs", "batch", "warmup", "least_batches", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Schedule:
     """Pictures at once, if a whole batch does not fit: gradients of a step's slices are added up."""
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise _unusable(name, value, "a whole number")
         for name, low in _LEAST.items():
             value = getattr(self, name)
             if not value >= low or (name in _ABOVE_ZERO and not value > 0) or value == math.inf:

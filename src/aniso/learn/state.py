@@ -50,7 +50,8 @@ class States:
 
     def save(self, state: State) -> None:
         """Write a state; then, and only then, drop all but the last two."""
-        facts = json.dumps(state.facts, sort_keys=True)
+        # its place in the run is in the name, for people, and in the text, for the hash
+        facts = json.dumps({**state.facts, "at": [state.epoch, state.step]}, sort_keys=True)
         meta = {
             "format": FORMAT,
             "schema": str(SCHEMA),
@@ -98,8 +99,9 @@ def _read(path: Path) -> State:
     text = file.metadata.get("facts", "")
     if file.metadata.get("hash") != _digest(tensors, text):
         raise InputError("RUN-STATE", "its content does not match its hash", fix="use an older state")
-    epoch, step = (int(n) for n in _NAME.fullmatch(path.name).groups())  # type: ignore[union-attr]
-    return State(epoch, step, tensors, json.loads(text))
+    facts = json.loads(text)
+    epoch, step = facts.pop("at")
+    return State(epoch, step, tensors, facts)
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
@@ -126,10 +128,13 @@ def require_same(was: Mapping[str, Any], now: Mapping[str, Any], *, environment:
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[str]:
-    """What two nested dictionaries do not agree on, in words."""
+    """What two nested dictionaries and lists do not agree on, in words."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         keys = [*was, *(key for key in now if key not in was)]
         return [d for key in keys for d in differences(was.get(key), now.get(key), f"{path}{key}.")]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = enumerate(zip(was, now, strict=True), 1)
+        return [d for i, (one, other) in pairs for d in differences(one, other, f"{path}{i}.")]
     if was == now:
         return []
     return [f"{path.rstrip('.')}: {printable(was, 60)} -> {printable(now, 60)}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -30,7 +30,7 @@ class Trained:
     @classmethod
     def coefficients(cls, composition: Composition) -> Trained:
         identity = {
-            "model": encoder_of(composition).fingerprint,
+            **_identity(encoder_of(composition)),
             "bank": composition.bank.content_hash,
             "partition": composition.partition.as_dict(),
             "linearised": composition.linearised,
@@ -41,7 +41,7 @@ class Trained:
     def weights(cls, encoder: Encoder, *, linearised: bool = False) -> Trained:
         """A model of its own; those tensors are trained that are blocks, so not the text tower."""
         names = [part.key for block in encoder.layout.blocks for part in block.parts]
-        identity = {"model": encoder.fingerprint, "trained": "weights", "linearised": linearised}
+        identity = {**_identity(encoder), "trained": "weights", "linearised": linearised}
         if linearised:
             tangent = Tangent(encoder, names)
             return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
@@ -60,3 +60,9 @@ class Trained:
 
     def copied(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+
+
+def _identity(encoder: Encoder) -> dict[str, Any]:
+    """Its weights, what class weights are made of, and how it sees pictures."""
+    pixels = asdict(encoder.transforms.pixels)
+    return {"model": encoder.fingerprint, "text": encoder.text_fingerprint, "pixels": pixels}

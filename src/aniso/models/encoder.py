@@ -168,23 +168,32 @@ class Encoder(nn.Module):
         shaped = features.view(len(classes), len(classes.prompts), -1)
         return of_prompts(shaped, classes.names, self.logit_scale, notes)
 
-    def _text_key(self, classes: ClassList) -> str:
-        """Changes with anything that class weights depend on.
+    @property
+    def text_fingerprint(self) -> str:
+        """Changes with anything that class weights depend on beside the classes."""
+        if self.has_text:
+            return combined_hash(self._text_words())
+        if self.family.own_head is None:
+            return ""
+        own = [t for t in self.family.own_head(self._network) if t is not None]
+        return combined_hash({str(i): tensor_hash(t.detach().cpu()) for i, t in enumerate(own)})
 
-        Tensors are hashed every time: they can be written to in ways that leave no trace.
-        """
+    def _text_key(self, classes: ClassList) -> str:
+        """Changes with anything that class weights depend on."""
+        return combined_hash({**self._text_words(), "classes": classes.key})
+
+    def _text_words(self) -> dict[str, str]:
+        """Tensors are hashed every time: they can be written to in ways that leave no trace."""
         assert self.family.tokens is not None
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
         tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
         config = self.model_config
-        words = {
+        return {
             "text": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
             "tokens": self.family.tokens.fingerprint,
-            "classes": classes.key,
             "config": f"{config.activation} {config.heads} {config.unusual}",
         }
-        return combined_hash(words)
 
     def _own_rows(self, classes: ClassList) -> ClassWeights:
         """The classifier's own head, its rows put into the task's order by name."""

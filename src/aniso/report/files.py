@@ -91,16 +91,17 @@ def _part(
     heading: str, pictures: Sequence[_Picture], files: dict[str, bytes], shown: Table | None = None
 ) -> tuple[Section, str]:
     markdown = [f"## {markdown_text(heading)}", ""]
-    figure = None
+    figures = []
     for picture in pictures:
         png, svg = picture.draw("png"), picture.draw("svg")
         files[f"{picture.name}.png"], files[f"{picture.name}.svg"] = png, svg
-        figure = png  # on the page: browsers disagree on how its policy binds the styles within an SVG
+        figures.append(
+            (png, picture.caption)
+        )  # browsers disagree on how its policy binds the styles within an SVG
         markdown += [f"![{markdown_text(picture.caption)}]({picture.name}.png)", ""]
     if shown:
         markdown.append(shown.markdown())
-    caption = pictures[0].caption if pictures else ""
-    return Section(heading, figure=figure, caption=caption, table=shown), "\n".join(markdown)
+    return Section(heading, table=shown, figures=tuple(figures)), "\n".join(markdown)
 
 
 def _pictures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[_Picture]:

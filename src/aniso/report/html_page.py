@@ -53,9 +53,8 @@ class Section:
 
     heading: str
     paragraphs: tuple[str, ...] = ()
-    figure: bytes | None = None  # PNG or SVG
-    caption: str = ""
     table: Table | None = None
+    figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and what is written below
     commands: tuple[str, ...] = ()
 
 
@@ -99,10 +98,9 @@ def _contents(sections: Sequence[Section]) -> str:
 def _section(number: int, section: Section) -> Iterator[str]:
     yield f'<section id="s{number}">\n<h2>{_text(section.heading)}</h2>'
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
-    if section.figure is not None:
-        yield _figure(section.figure, section.caption or section.heading, section.caption)
     if section.table is not None:
         yield from _table(section.table)
+    yield from (_figure(picture, caption or section.heading, caption) for picture, caption in section.figures)
     if section.commands:
         lines = "\n".join(_text(command) for command in section.commands)
         yield f"<pre><code>{lines}</code></pre>"

@@ -23,7 +23,20 @@ from aniso.weights.files import Progress
 
 _TARGETS = {"open_clip": OPEN_CLIP, "huggingface": HUGGING_FACE}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_OURS = re.compile(r"(open_clip_)?(model\.safetensors|config\.json)")
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""What a model directory holds beside weights and configuration, and needs to read text and pictures."""
+_BESIDE = (*TOKENIZER, "README.md", "coefficients.safetensors")
+_OURS = re.compile(
+    r"(open_clip_)?(model\.safetensors|config\.json)|" + "|".join(re.escape(name) for name in _BESIDE)
+)
 _FILES = {"open_clip": "open_clip_model.safetensors", "huggingface": "model.safetensors"}
 
 
@@ -45,8 +58,12 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
     metadata: Mapping[str, str] | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> tuple[str, ...]:
-    """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes."""
+    """Write a source as one safetensors file, or as an open_clip or Hugging Face directory. Returns notes.
+
+    ``beside`` are small files that a directory gets, too.
+    """
     if to not in ("safetensors", *_TARGETS):
         raise UsageError(
             "USAGE",
@@ -71,6 +88,9 @@ def convert(
         _write(unfinished / _FILES[to], plan, dtype, progress, metadata or {})
         name = "config.json" if to == "huggingface" else "open_clip_config.json"
         write_text(unfinished / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
+        for name, content in (beside or {}).items():
+            with atomic_file(unfinished / name) as small:
+                small.stream.write(content)
     return (*source.info.notes, *plan.notes, *notes)
 
 

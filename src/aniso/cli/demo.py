@@ -1,0 +1,87 @@
+"""``aniso demo``: the tour."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aniso.cli import options, show
+from aniso.errors import UsageError
+
+
+def demo(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory to work in.")] = Path("aniso-demo"),
+    overwrite: options.Overwrite = False,
+    json: show.Json = False,
+) -> None:
+    """Few-shot learning, addition and negation on small pictures, in about two minutes, without a network."""
+    from aniso.demo import steps, write_page, write_tasks
+    from aniso.weights.atomic import disk, make_directory
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (overwrite and (out / "data" / "digits" / "task.toml").exists()):  # never what is not ours
+            raise UsageError(
+                "OUT-EXISTS", f"'{out}' exists", fix="name a new directory with -o, or add --overwrite"
+            )
+        disk.remove(out)
+    make_directory(out)
+    begun = time.monotonic()
+    tour = steps()
+    with _inside(out):
+        with show.telling() as told:
+            write_tasks(Path("data"), told)
+        for n, step in enumerate(tour, 1):
+            show.told_line(f"\n[{n}/{len(tour)}] {step.title}\n$ {step}")
+            with _results_as_talk(json):
+                code = _aniso(step.command)
+            if code:
+                raise typer.Exit(code)
+        tables, notes = write_page(Path(), tour)
+    show.notes(notes)
+    seconds = time.monotonic() - begun
+    if json:
+        rows = {
+            table.title: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+            for table in tables
+        }
+        show.as_json({"out": str(out), "page": str(out / "index.html"), "seconds": seconds, "tables": rows})
+        return
+    for table in tables:
+        show.table(table.columns, table.rows, title=f"\n{table.title}")
+    show.line(f"\n{seconds:.0f} seconds. Look at {out / 'index.html'}; everything else is beside it.")
+
+
+def _aniso(command: tuple[str, ...]) -> int:
+    """The command line itself, in this process: importing everything anew would take half of the time."""
+    main = importlib.import_module("aniso.cli").main
+    code: int = main(list(command))
+    return code
+
+
+@contextlib.contextmanager
+def _inside(directory: Path) -> Iterator[None]:
+    """Commands with short paths, and nothing written elsewhere."""
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _results_as_talk(wanted: bool) -> Iterator[None]:
+    """What the steps print is talk when a program reads the demo's own result."""
+    if not wanted:
+        yield
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

@@ -1,0 +1,61 @@
+"""The model card of a composition: what it was made of, with which numbers, and by which command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from aniso.compose.coefficients import Coefficients
+from aniso.errors import printable
+from aniso.vectors import Bank
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#&~$])")
+_ROWS = 200
+
+
+def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "") -> str:
+    """Markdown with the front matter that model hubs read; the numbers themselves lie beside it."""
+    base, origin = _line(coefficients.origin.base.label), coefficients.origin
+    return "\n".join(
+        [
+            "---",
+            "tags: [aniso, task-vectors, model-merging]",
+            "---",
+            "",
+            f"# A composition of {len(coefficients.vectors)} task vectors over {base}",
+            "",
+            "The weights are base + Σ coefficient · task vector, with "
+            f"{coefficients.partition} ({len(coefficients):,} in all). They are ordinary weights: "
+            "nothing but the architecture's own library is needed to run them. "
+            "`coefficients.safetensors` holds every coefficient, with the names it belongs to.",
+            "",
+            *_vectors(coefficients, bank),
+            "",
+            f"- base: {base}, content `{origin.base.content}`",
+            f"- bank: content `{origin.bank}`",
+            *([f"- command: `{_line(command, 2000).replace('`', '')}`"] if command else []),
+            "",
+            "Method: Knowledge Composition using Task Vectors with Learned Anisotropic Scaling "
+            "(NeurIPS 2024), https://arxiv.org/abs/2407.02880",
+            "",
+        ]
+    )
+
+
+def _vectors(coefficients: Coefficients, bank: Bank) -> Iterable[str]:
+    yield "| vector | made from | sha256 | mean coefficient | least | most |"
+    yield "|---|---|---|---|---|---|"
+    rows = list(zip(coefficients.vectors, coefficients.matrix(), strict=True))
+    for name, row in rows[:_ROWS]:
+        known = row[~row.isnan()].tolist() or [0.0]
+        numbers = " | ".join(f"{x:+.3f}" for x in (sum(known) / len(known), min(known), max(known)))
+        source = bank[name].provenance
+        yield f"| {_line(name)} | {_line(source.source)} | `{source.sha256[:16]}` | {numbers} |"
+    if len(rows) > _ROWS:
+        yield f"| … {len(rows) - _ROWS} more | | | | | |"
+
+
+def _line(text: str, longest: int = 120) -> str:
+    """A stranger's words on one line, without markup, and without the place on a disk they came from."""
+    shown = text.rsplit("/", 1)[-1] if text.startswith(("/", "~", ".")) else text
+    return _MARKUP.sub(r"\\\1", printable(shown, longest))

@@ -1,0 +1,130 @@
+"""Three small tasks as folders of pictures: real handwritten digits, and drawn patterns and colours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from aniso.weights.atomic import atomic_directory
+from aniso.weights.files import Told
+
+SIDE, EACH = 64, 100
+Colour = tuple[int, int, int]
+_PALETTE: dict[str, Colour] = {
+    "red": (220, 30, 30),
+    "green": (30, 170, 50),
+    "blue": (30, 60, 220),
+    "yellow": (240, 220, 40),
+    "purple": (130, 40, 160),
+    "orange": (250, 140, 20),
+    "white": (245, 245, 245),
+    "black": (15, 15, 15),
+}
+_PROMPTS = {
+    "digits": ('a photo of the number: "{}".', "a handwritten digit {}."),
+    "patterns": ("a pattern of {}.",),
+    "colours": ("a {} picture.",),
+}
+
+
+def write_tasks(directory: Path, told: Told) -> None:
+    """A folder per class, and a card with prompts: nothing that a user's own folder could not be."""
+    with atomic_directory(directory, overwrite=True) as place:
+        makers = {"digits": _digits(), "patterns": _patterns(), "colours": _colours()}
+        for n, (task, classes) in enumerate(makers.items()):
+            for name, make in classes.items():
+                folder = place / task / name
+                folder.mkdir(parents=True)
+                for i in range(EACH):
+                    make(i).save(folder / f"{i:03}.png")
+            prompts = ", ".join(f"'{prompt}'" for prompt in _PROMPTS[task])
+            (place / task / "task.toml").write_text(f"prompts = [{prompts}]\n")
+            told("drawing pictures", n + 1, len(makers))
+
+
+Maker = Callable[[int], Image.Image]
+
+
+def _digits() -> dict[str, Maker]:
+    """White on black, from the sheet that comes along: row n holds the digits n, eight pixels each."""
+    with resources.as_file(resources.files("aniso.demo") / "digits.png") as path:
+        sheet = Image.open(path).convert("RGB")
+
+    def digit(n: int) -> Maker:
+        return lambda i: sheet.crop((8 * i, 8 * n, 8 * i + 8, 8 * n + 8)).resize(
+            (SIDE, SIDE), Image.Resampling.BICUBIC
+        )
+
+    return {str(n): digit(n) for n in range(10)}
+
+
+def _colours() -> dict[str, Maker]:
+    def spots(name: str, base: Colour) -> Maker:
+        def make(i: int) -> Image.Image:
+            chance = random.Random(f"{name} {i}")
+            picture = Image.new("RGB", (SIDE, SIDE), _near(chance, base, 25))
+            pen = ImageDraw.Draw(picture)
+            for _ in range(4):
+                x, y, r = chance.randint(0, SIDE), chance.randint(0, SIDE), chance.randint(3, 15)
+                pen.ellipse((x - r, y - r, x + r, y + r), fill=_near(chance, base, 30))
+            return picture
+
+        return make
+
+    return {name: spots(name, base) for name, base in _PALETTE.items()}
+
+
+def _patterns() -> dict[str, Maker]:
+    kinds = ("horizontal stripes", "vertical stripes", "diagonal stripes", "grid", "dots", "checkerboard")
+
+    def pattern(kind: str) -> Maker:
+        def make(i: int) -> Image.Image:
+            chance = random.Random(f"{kind} {i}")
+            ground = _near(chance, (128, 128, 128), 127)
+            picture = Image.new("RGB", (SIDE, SIDE), ground)
+            size = chance.randint(5, 11)
+            _draw(ImageDraw.Draw(picture), kind, size, chance.randint(0, size), _far(chance, ground))
+            return picture
+
+        return make
+
+    return {kind: pattern(kind) for kind in kinds}
+
+
+def _draw(pen: ImageDraw.ImageDraw, kind: str, size: int, shift: int, ink: Colour) -> None:
+    for n, a in enumerate(range(shift - 2 * size, SIDE + size, size)):
+        if kind == "grid":
+            pen.line((0, a, SIDE, a), fill=ink, width=2)
+            pen.line((a, 0, a, SIDE), fill=ink, width=2)
+        elif kind == "diagonal stripes" and n % 2:
+            pen.line((2 * a - SIDE, -4, 2 * a + 8, SIDE + 4), fill=ink, width=size)
+        elif kind == "horizontal stripes" and n % 2:
+            pen.rectangle((0, a, SIDE, a + size - 1), fill=ink)
+        elif kind == "vertical stripes" and n % 2:
+            pen.rectangle((a, 0, a + size - 1, SIDE), fill=ink)
+        elif kind in ("dots", "checkerboard"):
+            _row(pen, kind, n, a, size, shift, ink)
+
+
+def _row(pen: ImageDraw.ImageDraw, kind: str, n: int, a: int, size: int, shift: int, ink: Colour) -> None:
+    for m, b in enumerate(range(shift - 2 * size, SIDE + size, size)):
+        if kind == "dots":
+            pen.ellipse((b, a, b + size // 2, a + size // 2), fill=ink)
+        elif (n + m) % 2:
+            pen.rectangle((b, a, b + size - 1, a + size - 1), fill=ink)
+
+
+def _near(chance: random.Random, base: Colour, spread: int) -> Colour:
+    r, g, b = (max(0, min(255, value + chance.randint(-spread, spread))) for value in base)
+    return r, g, b
+
+
+def _far(chance: random.Random, base: Colour) -> Colour:
+    while True:
+        found = _near(chance, (128, 128, 128), 127)
+        if sum(abs(a - b) for a, b in zip(found, base, strict=True)) > 220:
+            return found
