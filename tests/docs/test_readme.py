@@ -41,6 +41,8 @@ def shelf(tmp_path, monkeypatch):
     lora.save_pretrained(tmp_path / "loras/sun397")
     pictures.folder(tmp_path / "photos/train", {"red_apple": 5, "frog": 5})
     pictures.folder(tmp_path / "photos/test", {"red_apple": 3, "frog": 3}, 50)
+    pictures.folder(tmp_path / "flowers/train", {"rose": 6, "tulip": 6}, 100)
+    pictures.folder(tmp_path / "flowers/test", {"rose": 3, "tulip": 3}, 150)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -55,12 +57,16 @@ def test_every_aniso_command_in_the_readme_runs(shelf, aniso):
 
 
 def test_the_python_snippets_run_one_after_the_other(shelf, capsys):
-    vectors, learning, tasks = snippets("python")
+    settings, vectors, learning, tasks = snippets("python")
     g = torch.Generator().manual_seed(0)
     scope: dict[str, object] = {
         "batches": [(torch.randn(4, 3, 16, 16, generator=g), torch.tensor([0, 1, 2, 0])) for _ in range(3)],
         "class_weights": torch.nn.functional.normalize(torch.randn(3, tiny.EMBED, generator=g), dim=-1),
     }
+    exec(settings, scope)  # noqa: S102
+    assert Coefficients.load("photos.safetensors").values.any() and len(scope["addition"].parts) == 2
+    assert [weight for weight, _ in scope["negation"].parts] == [1, -1]
+    assert "of 6" in capsys.readouterr().out
     exec(vectors, scope)  # noqa: S102
     assert set(scope["state_dict"]) == set(scope["exact"])
     assert "visual." in capsys.readouterr().out
@@ -109,5 +115,5 @@ def test_the_exit_codes_listed_are_those_of_the_errors():
 
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AnisoError)]
     (listed,) = re.findall(r"Exit codes: (.*?)\. `--json`", README)
-    assert {int(n) for n in re.findall(r"\b(\d)\b", listed)} == {0} | {c.exit_code for c in classes}
+    assert {int(n) for n in re.findall(r"\b(\d+) [a-z]", listed)} == {0} | {c.exit_code for c in classes}
     assert len(EXPLANATIONS) > 40

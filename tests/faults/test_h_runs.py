@@ -105,10 +105,11 @@ def hooked(before) -> None:
 
 
 def slowly(seconds: float = 0.1) -> None:
-    """From now on every step takes so long."""
+    """From now on every step says that it begins, and takes so long."""
     step = Loop._take_step
 
     def slow(self, batches):
+        os.write(2, b"a step begins\n")
         time.sleep(seconds)
         step(self, batches)
 
@@ -314,8 +315,7 @@ def test_H5_H6_H7_a_run_that_is_asked_to_end_saves_its_state_and_goes_on_to_the_
     out = tmp_path / "run"
     given = shelf.few_shot("-o", out, "--workers", workers)
     with child(*given, log=tmp_path / "log", first=lambda: slowly(0.4)) as run:
-        until(lambda: "epoch 0" in run.said, what=run)
-        time.sleep(0.1)
+        until(lambda: "a step begins" in run.said, what=run)
         os.killpg(run.pid, number)  # as a terminal does
         assert run.wait(5) == code, run.said
         until(lambda: run.alone, 5)
@@ -330,7 +330,7 @@ def test_H5_a_second_ctrl_c_ends_at_once(shelf, tmp_path, ends_as_expected):
     out = tmp_path / "run"
     given = shelf.few_shot("-o", out, "--workers", 2)
     with child(*given, log=tmp_path / "log", first=lambda: slowly(60)) as run:
-        until(lambda: "epoch 0" in run.said, what=run)
+        until(lambda: "a step begins" in run.said, what=run)
         for _ in range(2):
             time.sleep(0.3)
             os.killpg(run.pid, signal.SIGINT)

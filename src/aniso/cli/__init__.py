@@ -24,20 +24,26 @@ def main(argv: list[str] | None = None) -> int:
         code = app(args=args, prog_name="aniso", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SystemExit as e:
+        if isinstance(e.__context__, BrokenPipeError):  # typer and rich make it an exit of their own
+            return _reader_has_gone()
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
-        # whoever read our output has gone, which is their right; keep Python from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_has_gone()
     except Exception as e:
         if type(e).__name__ == "NoArgsIsHelpError":
             print(e.format_message(), file=sys.stderr)  # type: ignore[attr-defined]  # noqa: T201
             return 2
         known = _as_ours(e)
         return _report(known, as_json="--json" in args) if known else _our_bug()
+
+
+def _reader_has_gone() -> int:
+    """Which is their right; keep Python from complaining at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _as_ours(error: Exception) -> AnisoError | None:

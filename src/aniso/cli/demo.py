@@ -39,7 +39,9 @@ def demo(
         with show.telling() as told:
             write_tasks(Path("data"), told)
         for n, step in enumerate(tour, 1):
-            show.told_line(f"\n[{n}/{len(tour)}] {step.title}\n$ {step}")
+            show.told_line("")
+            show.told_line(f"[{n}/{len(tour)}] {step.title}")
+            show.told_line(f"$ {step}")
             with _results_as_talk(json):
                 code = _aniso(step.command)
             if code:
@@ -55,8 +57,9 @@ def demo(
         show.as_json({"out": str(out), "page": str(out / "index.html"), "seconds": seconds, "tables": rows})
         return
     for table in tables:
-        show.table(table.columns, table.rows, title=f"\n{table.title}")
-    show.line(f"\n{seconds:.0f} seconds. Look at {out / 'index.html'}; everything else is beside it.")
+        show.table(table.columns, table.rows, title=table.title)
+        show.line("")
+    show.line(f"{seconds:.0f} seconds. Look at {out / 'index.html'}; everything else is beside it.")
 
 
 def _aniso(command: tuple[str, ...]) -> int:

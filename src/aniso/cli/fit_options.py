@@ -36,6 +36,10 @@ Compare = Annotated[
 ]
 OnBadImage = Annotated[str | None, typer.Option(help="error, skip, or the number that may be skipped.")]
 Keep = Annotated[str | None, typer.Option(help="last epoch, or best on the validation split: last or best.")]
+View = Annotated[
+    str | None,
+    typer.Option(help="few_shot (crop and mirror), train (crop a little: for digits, say) or eval."),
+]
 LeaveOut = Annotated[
     list[str] | None,
     typer.Option("--leave-out", help="Vectors to leave out beside the task's own; may be repeated."),

@@ -38,8 +38,13 @@ def carry_out(kind: str, said: dict[str, Any]) -> None:
     elif how["resume"]:
         raise UsageError("USAGE", "there is nothing to go on with", fix="name the run's directory with -o")
     clock = Clock()
-    with show.telling() as told:
-        outcome = Work(setting, _circumstances(how, run, told, show.told_line)).run()
+    try:
+        with show.telling() as told:
+            outcome = Work(setting, _circumstances(how, run, told, show.told_line)).run()
+    except BaseException:
+        if run is not None:
+            run.forget()
+        raise
     show.notes(outcome.notes)
     made = record(setting, outcome, clock)
     _print(run.finish(made, outcome) if run is not None else made, run, how)

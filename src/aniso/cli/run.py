@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aniso.cli import options, show
-from aniso.errors import CellsError
+from aniso.errors import CellsError, UsageError, printable
 
 if TYPE_CHECKING:
     from aniso.experiments.spec import Cell
@@ -41,7 +41,7 @@ def run(
 
     document = with_values(read_yaml(spec), set_ or [])
     found = cells(validated(Experiment, document), document)
-    chosen = [cell for cell in found if not only or cell.label in only]
+    chosen = _chosen(found, only or [])
     grid = runner.Grid(chosen, out or spec.parent / "records")
     before = [grid.status(cell) for cell in chosen]
     if dry_run:
@@ -75,6 +75,19 @@ def run(
             found=[_name(cell) for cell in chosen if grid.status(cell) == "failed"][:8],
             fix=f"look at *.failed.json in '{grid.directory}', then run again with --retry-failed",
         )
+
+
+def _chosen(cells: list[Cell], only: list[str]) -> list[Cell]:
+    labels = list(dict.fromkeys(cell.label for cell in cells))
+    unknown = [label for label in only if label not in labels]
+    if unknown:
+        raise UsageError(
+            "USAGE",
+            f"there is no variant '{printable(unknown[0])}'",
+            expected=", ".join(labels),
+            fix="name one of these with --only",
+        )
+    return [cell for cell in cells if not only or cell.label in only]
 
 
 def _name(cell: Cell) -> str:

@@ -119,9 +119,13 @@ def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tup
 
 def _leave_signals_to_the_parent(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal: who decides what to do about it is the parent alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # so may SIGTERM, from a scheduler; but torch sends it, too, to workers that hang
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE))
+
+
+_GRACE = 30  # seconds for the parent to finish its step in
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # A small model learns fast, and everything has to be done in three minutes.
-_FEW = ("--epochs", "5", "--lr", "0.03", "--batch", "32", "--least-batches", "12")
+_FEW = ("--view", "train", "--epochs", "5", "--lr", "0.03", "--batch", "32", "--least-batches", "12")
 _TUNE = ("--lr", "0.0005", "--batch", "32", "--no-compare")
 _JOINT = ("--epochs", "5", "--lr", "0.03", "--batch", "96", "--least-batches", "10", "--warmup", "0")
 _AWAY = ("--epochs", "6", "--lr", "0.03", "--batch", "64", "--least-batches", "8", "--warmup", "0")

@@ -34,6 +34,7 @@ _OURS = re.compile(
 class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._fresh = False
 
     @staticmethod
     def expected(setting: BaseSetting) -> list[str]:
@@ -50,8 +51,11 @@ class RunDirectory:
         self.require_usable(setting, resume=resume)
         done = self.path / RECORD
         if resume and done.exists():
-            return self._record(done)
+            found = self._record(done)
+            self._remove_states()  # it was killed before it could
+            return found
         make_directory(self.path)
+        self._fresh = not any(self.path.iterdir())
         write_text(self.path / SPEC, as_yaml(setting.spec()), overwrite=True)
         return None
 
@@ -71,6 +75,11 @@ class RunDirectory:
             )
         if resume and there:
             self._require_same(setting)
+
+    def forget(self) -> None:
+        """Leave nothing of a run that failed before there was anything to go on from."""
+        if self._fresh and [p.name for p in self.path.iterdir()] == [SPEC]:
+            disk.remove(self.path)
 
     def _require_same(self, setting: BaseSetting) -> None:
         if not (self.path / SPEC).exists():
@@ -104,9 +113,12 @@ class RunDirectory:
         if outcome.adapter is not None:
             outcome.adapter.save(self.path / ADAPTER, overwrite=True)
         write(self.path / RECORD, made, overwrite=True)
+        self._remove_states()
+        return made
+
+    def _remove_states(self) -> None:
         for state in States(self.path).files():
             disk.remove(state)
-        return made
 
     def outputs(self) -> list[str]:
         return [

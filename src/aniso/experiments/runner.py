@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -17,7 +22,7 @@ from aniso.experiments.cell import Place, run_cell
 from aniso.experiments.record import file_name
 from aniso.experiments.spec import Cell
 from aniso.learn.stop import Stop
-from aniso.weights.atomic import locked, make_directory, write_text
+from aniso.weights.atomic import disk, locked, make_directory, write_text
 
 Status = Literal["recorded", "failed", "missing"]
 _GRACE = 20.0  # seconds to save a state in
@@ -110,7 +115,7 @@ class _Pool:
         self._how = (data, workers, max(1, (os.cpu_count() or 1) // jobs))
         self._timeout = timeout
         self._happened = happened or (lambda cell, what, seconds: None)
-        self._context = multiprocessing.get_context("forkserver")
+        self._context: Any = multiprocessing.get_context("forkserver")
         # importing takes longer than many a cell; what cannot be imported is left to the cells
         self._context.set_forkserver_preload(
             ["aniso.experiments.cell", "transformers.models.clip.modeling_clip"]
@@ -121,19 +126,37 @@ class _Pool:
         left = list(todo)
         with Stop() as stop:
             try:
+                if left:
+                    self._serve()
                 while (left or self._running) and stop.request is None:
-                    while left and len(self._running) < self._jobs:
-                        self._start(left.pop(0))
+                    while left and len(self._running) < self._jobs and stop.request is None:
+                        self._start(left.pop(0), stop)
                     wait([one.process.sentinel for one in self._running], timeout=_TICK)
                     self._collect()
                 stop.check()
             finally:
                 self._end()
 
-    def _start(self, cell: Cell) -> None:
-        arguments = (cell, self._grid.place(cell), *self._how)
+    def _serve(self) -> None:
+        """Start what forks the cells; Ctrl-C, which reaches it as well, must not end it while it imports."""
+        if not isinstance(self._context, ForkServerContext):
+            return
+        with contextlib.ExitStack() as after:
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGHUP):
+                    after.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+            forkserver.ensure_running()
+
+    def _start(self, cell: Cell, stop: Stop) -> None:
+        place = self._grid.place(cell)
+        disk.remove(place.failure)  # what it died of before says nothing about now
+        arguments = (cell, place, *self._how)
         process = self._context.Process(target=run_cell, args=arguments)
-        process.start()
+        try:
+            process.start()
+        except (EOFError, OSError):
+            stop.check()  # what forks the cells was asked to end as well
+            raise
         self._running.append(_Running(cell, process, time.monotonic()))
 
     def _collect(self) -> None:

@@ -30,7 +30,7 @@ class Experiment(Strict):
     """Every variant, at every combination of the grid's values, is a cell."""
 
     version: Literal[1] = Field(alias="schema")
-    name: str = Field(pattern=r"[A-Za-z0-9][\w.+-]{0,60}")
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,60}$")
     base: dict[str, Any]
     grid: Values = Field(default_factory=dict)
     variants: list[Variant] = Field(min_length=1)
@@ -46,6 +46,7 @@ class Cell:
 
 def cells(experiment: Experiment, document: Document) -> list[Cell]:
     """All cells, each checked as a setting of its own; two that are the same are an error."""
+    _require_values(experiment, document)
     found: dict[str, Cell] = {}
     for i, variant in enumerate(experiment.variants):
         lines = _lines(document, i)
@@ -64,10 +65,25 @@ def cells(experiment: Experiment, document: Document) -> list[Cell]:
     return list(found.values())
 
 
+def _require_values(experiment: Experiment, document: Document) -> None:
+    """An empty list would leave out cells without a word."""
+    grids: dict[tuple[str | int, ...], Values] = {("grid",): experiment.grid}
+    grids |= {("variants", i, "grid"): variant.grid for i, variant in enumerate(experiment.variants)}
+    for place, grid in grids.items():
+        for key, values in grid.items():
+            if not values:
+                raise UsageError(
+                    "SPEC",
+                    f"{document.label}: '{printable(key)}' has no values to try",
+                    line=document.lines.get((*place, key), ""),
+                    fix=f"leave '{printable(key)}' out, or name a value",
+                )
+
+
 def parsed(document: Document) -> BaseSetting:
     """One setting from plain data; an unknown key is an error that names the nearest known one."""
     kind = document.data.get("setting")
-    if kind not in SETTINGS:
+    if not isinstance(kind, str) or kind not in SETTINGS:
         raise UsageError(
             "SPEC",
             f"{document.label}: there is no setting '{printable(kind)}'",
@@ -75,16 +91,29 @@ def parsed(document: Document) -> BaseSetting:
             expected=", ".join(SETTINGS),
             fix=f"setting: {next(iter(SETTINGS))}",
         )
-    return validated(SETTINGS[kind], document)
+    try:
+        return validated(SETTINGS[kind], document)
+    except UsageError as e:
+        if e.code != "SPEC" and document.lines:  # it does not know where its value was said
+            e.facts = {"spec": document.label, "line": document.lines.get((), ""), **e.facts}
+        raise
 
 
 def _lines(document: Document, variant: int) -> dict[tuple[str | int, ...], int]:
     """Where a cell's keys were said: by the experiment's base, its grid, or the variant."""
-    out: dict[tuple[str | int, ...], int] = {}
+    whole = document.lines.get(("variants", variant))
+    out: dict[tuple[str | int, ...], int] = {} if whole is None else {(): whole}
     for start in (("base",), ("grid",), ("variants", variant, "base"), ("variants", variant, "grid")):
         size = len(start)
-        out |= {path[size:]: line for path, line in document.lines.items() if path[:size] == start}
+        found = {path[size:]: line for path, line in document.lines.items() if path[:size] == start}
+        out |= {_undotted(path): line for path, line in found.items() if path}
     return out
+
+
+def _undotted(path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """As the cell has it: a dotted key reaches into a mapping."""
+    first, *rest = path
+    return (*first.split("."), *rest) if isinstance(first, str) else path
 
 
 def _points(grid: Values) -> Iterator[dict[str, Any]]:

@@ -101,6 +101,7 @@ def with_values(document: Document, assignments: Sequence[str]) -> Document:
 
 def validated(model: type[M], document: Document) -> M:
     """The document as the model's object, without any conversion between kinds of values."""
+    _require_numbers(document)
     try:
         # as JSON: a list may then become a tuple and a text a path, while "1" still is no number
         return model.model_validate_json(json.dumps(document.data, allow_nan=False), strict=True)
@@ -364,6 +365,30 @@ class _Walk:
         """The keys that may stand here."""
         models = [kind for kind in self._types if _is_model(kind)]
         return tuple(dict.fromkeys(name for kind in models for name in _fields(kind)))
+
+
+def _require_numbers(document: Document) -> None:
+    """YAML files have none but finite ones; a command line may."""
+    for path, value in _leaves(document.data, ()):
+        if isinstance(value, float) and not math.isfinite(value):
+            key = _dotted(path)
+            raise _refusal(
+                document.label,
+                _line(document, path),
+                f"'{key}' has a value that does not fit",
+                key=key,
+                found=str(value),
+                expected="a finite number",
+                fix="change the value",
+            )
+
+
+def _leaves(node: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    if isinstance(node, dict | list):
+        for part, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _leaves(value, (*path, part))
+    else:
+        yield path, node
 
 
 def _problem(model: type[BaseModel], document: Document, error: Any) -> _Problem:

@@ -134,6 +134,8 @@ class Work:
             made = self._over(self.bank, self._partition())
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
+        elif self.setting.method == "vector":
+            facts["vectors"] = list(self._own(*job.tests).names)
         elif self.setting.method == "weights":
             facts["trainable"] = sum(block.numel for block in self.encoder.layout.blocks)
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
@@ -161,8 +163,12 @@ class Work:
     def _own_vectors(self) -> Outcome:
         return self._outcome(self._measured(self._with_own_vector), {})
 
+    def _own(self, *names: str) -> Bank:
+        """The tasks' own vectors, also where learning leaves them out."""
+        return self._whole_bank.only(*names)
+
     def _with_own_vector(self, name: str) -> nn.Module:
-        made = self._over(self.bank.only(name), Partition.whole())
+        made = self._over(self._own(name), Partition.whole())
         with torch.no_grad():
             made.values.fill_(1.0)
         return made
@@ -285,8 +291,10 @@ class Work:
         data = {t.name: combined_hash({role: s.manifest for role, s in t.splits.items()}) for t in tasks}
         classes = {task.name: task.classes.key for task in tasks}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
-        if self.setting.method in ("coefficients", "search", "vector"):
+        if self.setting.method in ("coefficients", "search"):
             inputs["bank"] = self.bank.content_hash
+        elif self.setting.method == "vector":
+            inputs["bank"] = self._own(*self.job.tests).content_hash
         return inputs
 
 

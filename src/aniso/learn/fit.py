@@ -147,7 +147,7 @@ class _Run:
     def held(self) -> Iterator[None]:
         """No other process works in this directory meanwhile."""
         size = sum(t.nbytes for t in self._loop.state().tensors.values())
-        require_space(self._directory, 5 * size + (1 << 20))  # moments come; two states and a new one
+        require_space(self._directory, 6 * size + (1 << 20))  # moments come; two states and a new one
         make_directory(self._directory)
         with locked(self._directory):
             yield

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, require_split
+from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split
 from aniso.learn import Best, CrossEntropy, Last, Schedule
 
 
@@ -19,6 +19,8 @@ class FewShot(BaseSetting):
     allow_fewer_shots: bool = False
     keep: Literal["last", "best"] = "last"
     """best chooses the epoch on the validation split, as the paper's tables do."""
+    view: Literal["few_shot", "train", "eval"] = "few_shot"
+    """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
     leave_out: tuple[str, ...] = Field(default=(), strict=False)
 
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
@@ -28,11 +30,10 @@ class FewShot(BaseSetting):
         train = require_split(task, "train", "shots are taken from")
         shots = train.shots(self.shots, self.seed, allow_fewer=self.allow_fewer_shots)
         last = self.keep == "last" and self.method != "search"
-        absent = {task.name, *self.leave_out}
         return Job(
             tests={task.name: require_split(task, "test", "results are measured on")},
-            vectors=lambda names: [name for name in names if name not in absent],
-            objective=CrossEntropy(shots, view="few_shot") * 1.0,
+            vectors=lambda names: others(names, task.name, self.leave_out),
+            objective=CrossEntropy(shots, view=self.view) * 1.0,
             keep=Last() if last else Best(require_split(task, "val", "epochs are chosen by")),
             points=tuple(i / 20 for i in range(21)),
             notes=task.notes,

@@ -32,6 +32,6 @@ class Negation(BaseSetting):
             objective=CrossEntropy(val[1]) - CrossEntropy(val[0]),
             # a search tries all its scales; learning that has once gone too far is not going to return
             keep=Lowest(val[0], val[1], self.floor, stop=self.method != "search"),
-            points=tuple(-point for point in POINTS),
+            points=tuple(0.0 - point for point in POINTS),
             notes=(*target.notes, *control.notes),
         )

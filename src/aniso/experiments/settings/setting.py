@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from aniso.compose import Partition
 from aniso.data import Labelled, Task
-from aniso.errors import InputError, printable
+from aniso.errors import InputError, UsageError, printable
 from aniso.learn import Keep, Objective, Schedule
 from aniso.learn.schedule import Precision, Shape
 
@@ -109,6 +109,19 @@ class BaseSetting(Strict, ABC):
     def id(self) -> str:
         """Changes with anything that decides the result."""
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
+
+
+def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
+    """A bank's vectors without a task's own and those to leave out, which must be there."""
+    unknown = [name for name in leave_out if name not in present and name != own]
+    if unknown:
+        raise UsageError(
+            "BANK-NAME",
+            f"the bank has no vector '{printable(unknown[0])}' to leave out",
+            expected=", ".join(present),
+            fix="correct the name, or do not leave it out",
+        )
+    return [name for name in present if name != own and name not in leave_out]
 
 
 def require_split(task: Task, role: str, why: str) -> Labelled:
