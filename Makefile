@@ -6,9 +6,9 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test lint types check clean
 
-# Builds a bank from two tiny models that it makes itself, and mixes them into one.
+# Few-shot learning, addition and negation on small pictures; ends with a page in demo-out.
 demo: $(READY)
-	$(BIN)/python scripts/demo.py
+	$(BIN)/aniso demo -o demo-out --overwrite
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

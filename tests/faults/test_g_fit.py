@@ -46,6 +46,7 @@ OTHER = {
     "partition": "random:3@weight",
     "on_bad_image": "7",
     "keep": ("best", "last"),
+    "view": ("train", "eval"),
     "leave_out": "cars",
     "shape": "constant",
     "precision": "bf16",

@@ -98,10 +98,24 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in th
 AllowEnvChange = Annotated[
     bool, typer.Option("--allow-env-change", help="Go on although software, device or threads differ.")
 ]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write epochs for TensorBoard, into the run's directory.")
+]
 Plan = Annotated[bool, typer.Option("--plan", help="Say what would be read, trained and written, and stop.")]
 PrintSpec = Annotated[bool, typer.Option("--print-spec", help="Print the spec that says the same, and stop.")]
 Json = show.Json
 
-HOW = ("out", "data", "workers", "memory", "resume", "allow_env_change", "plan", "print_spec", "json")
+HOW = (
+    "out",
+    "data",
+    "workers",
+    "memory",
+    "resume",
+    "allow_env_change",
+    "tensorboard",
+    "plan",
+    "print_spec",
+    "json",
+)
 
 __all__ = ["DataRoot", "Workers"]

@@ -13,11 +13,12 @@ from aniso.compose import Runtime
 from aniso.compose.runtime import show_bytes
 from aniso.errors import UsageError
 from aniso.experiments.record import Clock, record
-from aniso.experiments.run_directory import RunDirectory
+from aniso.experiments.run_directory import TENSORBOARD, RunDirectory
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
 from aniso.experiments.work import Circumstances, Work
+from aniso.learn.board import Board
 
 
 def carry_out(kind: str, said: dict[str, Any]) -> None:
@@ -64,11 +65,14 @@ def _circumstances(
     how: dict[str, Any], run: RunDirectory | None, told: Any, say: Callable[[str], None]
 ) -> Circumstances:
     begun = time.monotonic()
+    board = _board(how, run)
 
     def epoch_done(row: dict[str, Any]) -> None:
         found = ", ".join(f"{name} {value:.1%}" for name, value in list(row["accuracy"].items())[:4])
         loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}"
         words = [word for word in (loss, found) if word]
+        if board is not None:
+            board(row)
         say(f"epoch {row['epoch']}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
 
     return Circumstances(
@@ -81,6 +85,14 @@ def _circumstances(
         told=told,
         epoch_done=epoch_done,
     )
+
+
+def _board(how: dict[str, Any], run: RunDirectory | None) -> Board | None:
+    if not how["tensorboard"]:
+        return None
+    if run is None:
+        raise UsageError("USAGE", "TensorBoard's files belong into a directory", fix="name one with -o")
+    return Board(run.path / TENSORBOARD)
 
 
 def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) -> None:

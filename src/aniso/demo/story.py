@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aniso.compose import Coefficients
-from aniso.demo.steps import Step
+from aniso.demo.tour import Step
 from aniso.errors import UsageError
 from aniso.learn.measures import by_depth, by_kind, five_numbers
 from aniso.report import Section, Table, bars, boxes, heat_map, page

@@ -24,9 +24,10 @@ SPEC, RECORD, COEFFICIENTS, WEIGHTS, ADAPTER = (
     "weights.safetensors",
     "adapter",
 )
+TENSORBOARD = "tensorboard"
 _OURS = re.compile(
     rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
-    rf"{re.escape(METRICS)}|failure\.json|{ADAPTER}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
+    rf"{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
 )
 
 

@@ -256,11 +256,22 @@ def locked(directory: Path) -> Iterator[None]:
             raise LockedError(
                 "OUT-LOCKED",
                 f"'{printable(directory)}' is being changed by another process",
+                found=_holder(fd),
                 fix="wait for it to end, then run the command again",
             ) from None
         yield
     finally:
         os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    """Who has the lock, where the system says so."""
+    inode = f":{os.fstat(fd).st_ino}"
+    try:
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return ""
+    return next((f"process {words[4]}" for words in lines if len(words) > 5 and words[5].endswith(inode)), "")
 
 
 def _exists(path: Path) -> UsageError:

@@ -107,8 +107,13 @@ class BaseSetting(Strict, ABC):
 
     @property
     def id(self) -> str:
-        """Changes with anything that decides the result."""
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
+        """Changes with anything that decides the result, and with nothing else."""
+        decisive = self.spec()
+        if self.method not in ("coefficients", "weights"):
+            del decisive["schedule"]  # nothing is learned
+        if self.method != "coefficients":
+            del decisive["partition"]
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
