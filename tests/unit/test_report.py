@@ -172,7 +172,7 @@ def test_one_seed_has_no_interval():
 
 def test_a_missing_column_is_a_dash_and_said():
     made = table(
-        shots({(1, "a", 0): 0.5, (2, "a", 0): 0.6}) + shots({(1, "a", 0): 0.3}, "other", method="search")
+        shots({(1, "a", 0): 0.5, (2, "a", 0): 0.6}) + shots({(1, "a", 0): 0.3}, "other", method="weights")
     )
     assert row(made, "other")[1] is None and "| 30.0 | \N{EN DASH} |" in made.markdown()
     assert noted(made, "other (2 shots): no run")
@@ -200,7 +200,7 @@ def test_seeds_without_a_common_task_have_no_mean():
 
 def test_a_missing_seed_is_named():
     made = table(
-        shots({(1, "a", 0): 0.5, (1, "a", 1): 0.7}) + shots({(1, "a", 0): 0.3}, "other", method="search")
+        shots({(1, "a", 0): 0.5, (1, "a", 1): 0.7}) + shots({(1, "a", 0): 0.3}, "other", method="weights")
     )
     assert noted(made, "other (1 shot): without seed 1; 1 seed, no interval")
 
@@ -513,3 +513,22 @@ def test_without_matplotlib_figures_say_what_to_install(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with refused("MODEL-LIBRARY", 2, "pip install 'aniso[plot]'"):
         boxes({})
+
+
+def test_what_is_not_drawn_at_random_needs_no_second_seed():
+    made = table(
+        shots({(1, "a", 0): 0.5, (1, "a", 1): 0.7}) + shots({(1, "a", 0): 0.3}, "other", method="search")
+    )
+    assert not noted(made, "other (1 shot): without seed 1; 1 seed, no interval")
+
+
+def test_zero_shot_accuracies_are_those_of_the_record_that_has_them():
+    learned = shots({(1, "a", 0): 0.5, (2, "a", 0): 0.7})
+    without = [
+        one.model_copy(update={"metrics": one.metrics.model_copy(update={"zero_shot": {}})})
+        for one in learned
+    ]
+    zero = shots({(1, "a", 0): 0.25}, "zero-shot", method="none")
+    made = table([*without, *zero])
+    (row,) = [row for row in made.rows if row[0] == "zero-shot"]
+    assert [cell.mean for cell in row[1:]] == [25.0, 25.0]

@@ -91,6 +91,7 @@ SCHEDULE = (
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", help="Directory of the run: coefficients, record, states.")
 ]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the graphics card if there is one.")]
 Memory = Annotated[
     str | None, typer.Option(help="For task vectors, such as 8GiB; what does not fit is read as needed.")
 ]
@@ -109,6 +110,7 @@ HOW = (
     "out",
     "data",
     "workers",
+    "device",
     "memory",
     "resume",
     "allow_env_change",

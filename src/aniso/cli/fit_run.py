@@ -78,6 +78,7 @@ def _circumstances(
     return Circumstances(
         data=how["data"],
         workers=how["workers"],
+        device=how["device"],
         runtime=Runtime(memory=how["memory"]),
         directory=run.path if run is not None else None,
         resume=bool(how["resume"]),
@@ -126,7 +127,7 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
     if out is not None:
         RunDirectory(out).require_usable(setting, resume=bool(how["resume"]))
     memory, facts = Work(
-        setting, Circumstances(data=how["data"], runtime=Runtime(memory=how["memory"]))
+        setting, Circumstances(data=how["data"], device=how["device"], runtime=Runtime(memory=how["memory"]))
     ).plan()
     trainable = facts.get("trainable", 0)
     state = 4 * 4 * trainable  # values, two moments, the kept ones

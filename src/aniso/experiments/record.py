@@ -50,7 +50,7 @@ def record(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "environment": {"device": "cpu", "threads": torch.get_num_threads()},
+        "environment": {"device": outcome.device, "threads": torch.get_num_threads()},
         "seconds": clock.seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "notes": list(outcome.notes),

@@ -36,6 +36,8 @@ class Circumstances:
     data: Path | None = None
     """Where data sets lie, and what tasks that begin with ./ are below."""
     workers: int = 0
+    device: str | None = None
+    """The graphics card if there is one, unless said otherwise."""
     runtime: Runtime = field(default_factory=Runtime)
     directory: Path | None = None
     """For states to go on from."""
@@ -59,6 +61,7 @@ class Outcome:
     """All of the model's weights, if they were trained."""
     adapter: Adapter | None = None
     """What was trained in their place."""
+    device: str = "cpu"
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +83,20 @@ class Work:
 
     @cached_property
     def encoder(self) -> Encoder:
-        return load_model(self.setting.model, self.setting.weights)
+        return load_model(self.setting.model, self.setting.weights).to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        said = self._how.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return torch.empty(0, device=said).device
+        except (RuntimeError, AssertionError) as e:
+            raise UsageError(
+                "USAGE",
+                f"there is no device '{printable(said)}'",
+                reason=str(e).splitlines()[0][:200],
+                fix="--device cpu",
+            ) from None
 
     @cached_property
     def job(self) -> Job:
@@ -284,7 +300,8 @@ class Work:
         doubts = [note for one in found.values() for note in one.notes]
         said = (*self.job.notes, *notes, *doubts)
         names = {ref: task.name for ref, task in self._tasks.items()}
-        return Outcome(metrics, self._inputs(), names, coefficients, weights, notes=said)
+        device = self._device.type
+        return Outcome(metrics, self._inputs(), names, coefficients, weights, notes=said, device=device)
 
     def _inputs(self) -> dict[str, Any]:
         tasks = self._tasks.values()

@@ -43,6 +43,13 @@ class Row:
     records: tuple[Record, ...] = ()
     fixed: bool = False
 
+    @property
+    def seedless(self) -> bool:
+        """Whether another seed would change nothing: what is not drawn at random is run once."""
+        methods = {record.spec.method for record in self.records}
+        once = len({record.seed for record in self.records}) == 1
+        return self.fixed or (once and methods <= {"vector", "search"})
+
 
 @dataclass(frozen=True)
 class Results:
@@ -109,7 +116,7 @@ class Results:
         missing = []
         if lost := [task for task in self.tasks[column] if task not in tasks]:
             missing.append(f"without {_listed(lost)}")
-        if not row.fixed:
+        if not row.seedless:
             missing += [self._lost_seed(seed, seeds, tasks) for seed in self.seeds if seed not in means]
             if len(means) == 1 and self._intervals():
                 missing.append("1 seed, no interval")
@@ -149,7 +156,7 @@ def results(records: Iterable[Record]) -> Results:
     """The runs of one experiment, in rows and columns."""
     records = require_one_experiment(records)
     setting = records[0].spec.setting
-    good = [record for record in records if record.ended_well]
+    good = _completed([record for record in records if record.ended_well])
     columns = _columns(setting, good)
     named = _rows(good)
     rows = tuple(_row(name, group, columns) for name, group in named.items())
@@ -164,6 +171,34 @@ def results(records: Iterable[Record]) -> Results:
         tasks=_expected(setting, rows, columns),
         notes=(*mixed(records), *_failed(records), *notes),
     )
+
+
+def _completed(records: Sequence[Record]) -> list[Record]:
+    """Zero-shot accuracies and references, where a record of the same experiment states them for all."""
+    zero: dict[tuple[str | None, str], float] = {}
+    reference: dict[tuple[str | None, str], float] = {}
+    for record in records:
+        model, metrics = record.inputs.model, record.metrics
+        found = {task: record.accuracy(task) for task in record.spec.measured}
+        zero |= {(model, task): share for task, share in metrics.zero_shot.items()}
+        if record.spec.method == "none":
+            zero |= {(model, task): share for task, share in found.items()}
+        if not record.spec.linearised:  # linearised vectors are another reference
+            reference |= {(model, task): share for task, share in (metrics.reference or {}).items()}
+    return [_filled(record, zero, reference) for record in records]
+
+
+def _filled(
+    record: Record,
+    zero: Mapping[tuple[str | None, str], float],
+    reference: Mapping[tuple[str | None, str], float],
+) -> Record:
+    model, tasks = record.inputs.model, record.spec.measured
+    known = {task: zero[model, task] for task in tasks if (model, task) in zero}
+    metrics: dict[str, Any] = {"zero_shot": {**known, **record.metrics.zero_shot}}
+    if not record.metrics.reference and not record.spec.linearised:
+        metrics["reference"] = {task: reference[model, task] for task in tasks if (model, task) in reference}
+    return record.model_copy(update={"metrics": record.metrics.model_copy(update=metrics)})
 
 
 def _columns(setting: Setting, records: Sequence[Record]) -> tuple[Column, ...]:
@@ -276,8 +311,8 @@ def _values(record: Record, column: Column) -> dict[str, float]:
     if record.spec.setting not in ("few-shot", "fraction"):
         return _shaped(record, column, shares)
     x = record.spec.shots if record.spec.setting == "few-shot" else 100 * (record.spec.fraction or 0)
-    # zero-shot is the same whatever the number of shots
-    return _shaped(record, column, shares) if not x or x == column.x else {}
+    everywhere = record.spec.method == "none"  # the same whatever the number of shots
+    return _shaped(record, column, shares) if everywhere or x == column.x else {}
 
 
 def _shaped(record: Record, column: Column, shares: Mapping[str, float]) -> dict[str, float]:
