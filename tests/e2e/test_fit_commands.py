@@ -173,7 +173,7 @@ def test_a_bank_without_the_tasks_vectors_is_an_error_that_lists_what_it_has(ani
     runs.coloured(tmp_path / "cats" / "test", 2)
     for plan in ((), ("--plan",)):
         ran = aniso("search", "addition", *shelf.base, "--task", tmp_path / "cats", *plan)
-        assert ran.code == 3, ran.err
+        assert ran.code == 2, ran.err
         assert "cats" in ran.err and "signs" in ran.err
 
 
@@ -259,7 +259,7 @@ def test_values_can_be_set_from_the_command_line(done, experiment):
     (*_, last) = done(*experiment, "--dry-run", "--set", "grid.seed=[0,1,7]")
     assert last["id"] not in before and "seed 7" in last["cell"]
     after = {c["id"] for c in done(*experiment, "--dry-run", "--set", "base.schedule.lr=0.5")}
-    assert len(after) == 3 and not after & before
+    assert len(after) == 3 and len(after & before) == 1  # zero-shot has no use for a learning rate
 
 
 def test_only_some_variants_are_run_and_the_rest_later(aniso, done, experiment, tmp_path):

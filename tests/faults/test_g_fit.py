@@ -33,7 +33,7 @@ def _commands():
 
 
 COMMANDS = _commands()
-KINDS = {"peft": "fraction"}
+KINDS: dict[str, str] = {}
 NEEDED = {"model": "m", "task": "t", "tasks": "t", "target": "t", "control": "c"}
 OTHER = {
     "model": "other",

@@ -45,7 +45,7 @@ def raw(setting="few-shot", label="learned", accuracy=None, **changes):
     first = next(iter(accuracy))
     axes = {
         "few-shot": {"task": first, "shots": 4},
-        "fraction": {"task": first, "fraction": 0.25},
+        "peft": {"task": first, "fraction": 0.25},
         "addition": {"tasks": list(accuracy)},
         "negation": {"target": first, "control": "guard"},
     }[setting]
@@ -120,7 +120,8 @@ def test_mixed_inputs_are_said():
     same = [record(), record(label="other")]
     assert mixed(same) == []
     inputs = {"model": "n" * 8, "bank": "b", "data": {"a": "other data"}}
-    model, data = mixed([*same, record(label="third", inputs=inputs)])
+    model, data, bank = mixed([*same, record(label="third", inputs=inputs)])
+    assert "different contents of bank" in bank
     assert "2 different models" in model and "nnnnnnnn" in model
     assert "2 different sets of pictures of a" in data
     assert noted(table([*same, record(label="third", inputs=inputs)]), "different models")
@@ -161,7 +162,7 @@ def test_columns_are_shots_in_order():
 
 
 def test_fractions_are_per_cent():
-    records = [record("fraction", fraction=f, accuracy={"a": 0.5}) for f in (0.25, 0.01, 1.0)]
+    records = [record("peft", fraction=f, accuracy={"a": 0.5}) for f in (0.25, 0.01, 1.0)]
     assert table(records).columns == ("method", "1 %", "25 %", "100 %")
 
 

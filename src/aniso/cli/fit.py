@@ -180,7 +180,7 @@ def peft(
     json: opt.Json = False,
 ) -> None:
     """Learn a task from a share of its pictures, with as many coefficients as it can feed (random:K)."""
-    _carry_out("fraction", locals())
+    _carry_out("peft", locals())
 
 
 @search_app.command("addition")

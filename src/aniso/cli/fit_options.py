@@ -58,9 +58,9 @@ Target = Annotated[str, typer.Option(help="The task to take out, named like its 
 Control = Annotated[str, typer.Option(help="The task to keep.")]
 Floor = Annotated[float | None, typer.Option(help="Share of its accuracy that the control keeps; 0.95.")]
 
-# keys of its schedule
-
 Lora = Annotated[int | None, typer.Option("--lora", help="Train a LoRA of this rank.", min=1)]
+
+# keys of its schedule
 
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]

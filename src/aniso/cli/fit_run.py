@@ -20,6 +20,14 @@ from aniso.experiments.strict_yaml import Document, as_yaml
 from aniso.experiments.work import Circumstances, Work
 from aniso.learn.board import Board
 
+_COLUMN = {
+    "coefficients": "learned",
+    "weights": "fine-tuned",
+    "search": "one scale",
+    "vector": "with own vector",
+    "none": "accuracy",
+}
+
 
 def carry_out(kind: str, said: dict[str, Any]) -> None:
     how = {key: said.pop(key, None) for key in HOW}
@@ -108,7 +116,10 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         before = f"{zero_shot[name]:.1%}" if name in zero_shot else ""
         tuned = f"{own[name]:.1%}" if name in own else ""
         rows.append((name, one["total"], before, f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tuned))
-    show.table(("task", "pictures", "zero-shot", made["label"], "95 % interval", "own vector"), rows)
+    method = _COLUMN[made["spec"]["method"]]
+    columns = ("task", "pictures", "zero-shot", method, "95 % interval", "own vector")
+    shown = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
+    show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
     if len(rows) > 1:
         mean = sum(one["accuracy"] for one in metrics["accuracy"].values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     from aniso.data.task import OnBadImage as OnBad
     from aniso.vectors import Bank as BankType
+    from aniso.weights import Ref
 
-Base = Annotated[str, typer.Option("--base", help="The base model: a file, a directory, a hub id, or mini.")]
+Base = Annotated[
+    str, typer.Option("--base", help="A file, a directory, a hub id, NAME:TAG of open_clip, or mini.")
+]
 Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory, or mini.")]
 Storage = Annotated[
     str, typer.Option("--storage", help="fp32, fp16, bf16, int8, int4, residual4 or residual2.")
@@ -64,19 +67,21 @@ def bad_images(text: str) -> OnBad:
 
 def open_bank(name: str | Path) -> BankType:
     """A bank by its directory, or one of those that come with the package by name."""
-    from aniso.models import mini_bank
-    from aniso.vectors import Bank
+    from aniso.experiments.work import open_bank
 
-    if not Path(name).exists() and str(name).split("-")[0] == "mini":
-        return Bank.open(mini_bank(str(name)))
-    return Bank.open(name)
+    return open_bank(name)
 
 
-def base_files(name: str) -> str:
-    """Where a base's files are: the small model that comes along is known by name."""
-    from aniso.models import mini_directory
+def base_files(name: str) -> Ref:
+    """A base's weights: mini and open_clip's NAME:TAG, such as ViT-B-32:openai, are known by name."""
+    from aniso.models import load_model, mini_directory, open_clip
 
-    return str(mini_directory()) if name == "mini" and not Path(name).exists() else name
+    if Path(name).exists():
+        return name
+    architecture, colon, tag = name.partition(":")
+    if colon and open_clip.is_name(architecture):
+        return load_model(architecture, tag)
+    return str(mini_directory()) if name == "mini" else name
 
 
 def dtype(name: str | None) -> torch.dtype | None:

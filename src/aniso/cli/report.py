@@ -23,6 +23,7 @@ def report(
 ) -> None:
     """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records alone."""
     from aniso.report import build, experiments, mixed, read_records, table
+    from aniso.report.record import failed_cells
     from aniso.weights.atomic import atomic_directory
 
     found = read_records(records)
@@ -31,6 +32,8 @@ def report(
         for name, content in files.items():
             (place / name).write_bytes(content)
     show.notes(f"warning: {note}" for note in mixed(found))
+    if failed := failed_cells(records):
+        show.notes([f"warning: {failed} failed cells have no record: aniso run --retry-failed"])
     if json:
         show.as_json({"out": str(out), "records": len(found), "files": sorted(files)})
         return

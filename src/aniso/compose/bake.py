@@ -46,6 +46,7 @@ class Baked(WeightSource):
         any_bank: bool = False,
     ) -> None:
         """``dtype`` is that of composed tensors, the base's if not said."""
+        coefficients.require_standard()
         chosen = coefficients.chosen(bank)
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
         self._bank = chosen

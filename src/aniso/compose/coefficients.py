@@ -58,6 +58,8 @@ class Coefficients:
     slots: Slots
     values: Tensor
     origin: Origin
+    linearised: bool = False
+    """Learned over a linearised model: as weights of the model itself they mean something else."""
 
     def __post_init__(self) -> None:
         if tuple(self.values.shape) != (self.slots.count,):
@@ -132,7 +134,15 @@ class Coefficients:
             _check_origin(self.origin, bank)
         _check_names(self, bank)
         slots, values = adopted(self.slots, self.values, bank)
-        return Coefficients(slots, values, Origin.of(bank))
+        return Coefficients(slots, values, Origin.of(bank), self.linearised)
+
+    def require_standard(self) -> None:
+        if self.linearised:
+            raise InputError(
+                "CKPT-LINEARISED",
+                "these coefficients were learned over the linearised model, which has no composed weights",
+                fix="evaluate them with --linearised, or learn them over the model itself",
+            )
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> str:
         """Write one safetensors file; returns its sha256."""
@@ -200,6 +210,7 @@ class _Record(_Strict):
     blocks: tuple[tuple[str, tuple[int, ...], Kind, int | None], ...]
     absent: dict[str, tuple[str, ...]] = {}
     """Vectors that do not change a block."""
+    linearised: bool = False
 
     @classmethod
     def of(cls, coefficients: Coefficients) -> _Record:
@@ -216,6 +227,7 @@ class _Record(_Strict):
             partition=_PartitionRecord(**cast(Any, slots.partition.as_dict())),
             blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in slots.blocks),
             absent={block: names for block, names in absent.items() if names},
+            linearised=coefficients.linearised,
         )
 
     def slots(self) -> Slots:
@@ -278,7 +290,7 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
             fix="restore the file from a copy, or learn the coefficients again",
         )
     try:
-        return Coefficients(slots, values, origin)
+        return Coefficients(slots, values, origin, record.linearised)
     except InputError as e:
         e.message = f"'{file.label}': {e.message}"
         raise

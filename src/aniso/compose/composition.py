@@ -122,7 +122,8 @@ class Composition(nn.Module):
     @property
     def coefficients(self) -> Coefficients:
         """A labelled copy of the values as they are now."""
-        return Coefficients(self.slots, self.values.detach().cpu().clone(), Origin.of(self.bank))
+        values = self.values.detach().cpu().clone()
+        return Coefficients(self.slots, values, Origin.of(self.bank), self.linearised)
 
     def load(self, coefficients: Coefficients, *, any_bank: bool = False) -> Self:
         """Take over coefficients, which must fit the bank and the partition."""
@@ -134,6 +135,8 @@ class Composition(nn.Module):
                 found=str(coefficients.partition),
                 fix="Composition.of(model, bank, coefficients) takes theirs",
             )
+        if not self.linearised:
+            coefficients.require_standard()
         fitting = coefficients.for_bank(self.bank, any_bank=any_bank)
         with torch.no_grad():
             self.values.copy_(fitting.values)

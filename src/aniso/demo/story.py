@@ -126,7 +126,9 @@ def _pictures(directory: Path) -> dict[str, bytes]:
     out: dict[str, bytes] = {}
     for name in ("few-shot", "addition", "negation"):
         found = Coefficients.load(directory / name / "coefficients.safetensors")
-        out[f"{name} heat"] = heat_map(found.matrix().tolist(), found.vectors, [_short(b) for b in found.blocks])
+        out[f"{name} heat"] = heat_map(
+            found.matrix().tolist(), found.vectors, [_short(b) for b in found.blocks]
+        )
         groups: dict[str, Callable[[Coefficients], Any]] = {"kind": by_kind, "depth": by_depth}
         for by, grouped in groups.items():
             out[f"{name} {by}"] = boxes({k: five_numbers(v) for k, v in grouped(found).items()}, f"by {by}")

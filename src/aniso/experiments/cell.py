@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +14,10 @@ from typing import final
 
 import torch
 
-from aniso.errors import AnisoError, StoppedError
+from aniso.errors import AnisoError, InputError, StoppedError
 from aniso.experiments.record import Clock, record, write
 from aniso.experiments.spec import Cell
-from aniso.experiments.work import Circumstances, Work
+from aniso.experiments.work import Circumstances, Outcome, Work
 from aniso.weights.atomic import disk, write_text
 
 FAILED = ".failed.json"
@@ -39,10 +42,11 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
     # Ctrl-C reaches all processes of a terminal; the runner alone hears it, and asks cells to end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _end_with_the_runner()
     clock = Clock()
     try:
         how = Circumstances(data=data, workers=workers, directory=place.states, resume=True)
-        outcome = Work(cell.setting, how).run()
+        outcome = _carried_out(cell, how)
         made = record(cell.setting, outcome, clock, experiment=cell.experiment, label=cell.label)
         write(place.record, made, overwrite=True)
         disk.remove(place.failure)
@@ -53,6 +57,29 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
     except Exception as e:
         _write_failure(place.failure, cell, e)
         raise SystemExit(e.exit_code if isinstance(e, AnisoError) else 1) from None
+
+
+def _carried_out(cell: Cell, how: Circumstances) -> Outcome:
+    """A state of other inputs, software or threads (another --jobs) is of no use: begin anew."""
+    try:
+        return Work(cell.setting, how).run()
+    except InputError as e:
+        if e.code != "RUN-CHANGED" or how.directory is None:
+            raise
+        disk.remove(how.directory)
+        return Work(cell.setting, how).run()
+
+
+def _end_with_the_runner() -> None:
+    """A runner that was killed asks nobody to end: its cells would go on, and hold their locks."""
+    runner = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if runner is not None:
+            runner.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _write_failure(path: Path, cell: Cell, error: Exception) -> None:

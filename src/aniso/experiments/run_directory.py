@@ -45,6 +45,8 @@ class RunDirectory:
             "search": [COEFFICIENTS],
             "weights": [METRICS, WEIGHTS],
         }
+        if getattr(setting, "lora", None) is not None:
+            result["weights"] = [METRICS, ADAPTER]
         return [SPEC, *result.get(setting.method, []), RECORD]
 
     def begin(self, setting: BaseSetting, *, resume: bool) -> dict[str, Any] | None:

@@ -153,7 +153,9 @@ class Work:
         elif self.setting.method == "vector":
             facts["vectors"] = list(self._own(*job.tests).names)
         elif self.setting.method == "weights":
-            facts["trainable"] = sum(block.numel for block in self.encoder.layout.blocks)
+            rank = getattr(self.setting, "lora", None)
+            whole = sum(block.numel for block in self.encoder.layout.blocks)
+            facts["trainable"] = whole if rank is None else adapter(self.encoder, rank).trained.count
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
             splits = [term.split for _, term in job.objective.data_terms]
             facts["learned_from"] = {split.name: len(split) for split in splits}
@@ -253,12 +255,12 @@ class Work:
         found = {name: self._reference(split) for name, split in wanted.items()}
         tests = {task: found[split.name] for task, split in self.job.tests.items() if split.name in found}
         if isinstance(keep, Best):
-            relative = {split.name: max(found[split.name], 1e-9) for split in keep.splits}
+            relative = {split.name: found[split.name] for split in keep.splits if found[split.name] > 0}
             keep = Best(*keep.splits, references=relative)
         return keep, {"reference": tests}
 
     def _reference(self, split: Labelled) -> float:
-        name = next(task.name for task in self._tasks.values() if split.name.startswith(f"{task.name} "))
+        name = next(t.name for t in self._tasks.values() if split.name == f"{t.name} {split.role}")
         return accuracy(answers(self._with_own_vector(name), split, workers=self._how.workers), split).value
 
     # results
@@ -298,6 +300,11 @@ class Work:
             unchanged = self._measured(lambda name: self.encoder)
             metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
         doubts = [note for one in found.values() for note in one.notes]
+        doubts += [
+            f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
+            for t in self._tasks.values()
+            if "test" not in t.splits
+        ]
         said = (*self.job.notes, *notes, *doubts)
         names = {ref: task.name for ref, task in self._tasks.items()}
         device = self._device.type
@@ -309,7 +316,7 @@ class Work:
         classes = {task.name: task.classes.key for task in tasks}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
         if self.setting.method in ("coefficients", "search"):
-            inputs["bank"] = self.bank.content_hash
+            inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         elif self.setting.method == "vector":
             inputs["bank"] = self._own(*self.job.tests).content_hash
         return inputs

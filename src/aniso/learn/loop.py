@@ -119,7 +119,8 @@ class Loop:
         for group in self._optimiser.param_groups:
             group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps)
         self._optimiser.zero_grad(set_to_none=True)
-        with self._own_chance(), _memory_explained(sum(map(len, batches))):
+        at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
+        with self._own_chance(), _memory_explained(at_once):
             losses = self._gradients(batches)
         self._require_finite(losses, batches)
         self._scaler.unscale_(self._optimiser)
@@ -203,7 +204,10 @@ class Loop:
 
         for split in self._keep.splits:
             head = self._heads[split.name]
-            measured = evaluate(self._trained.model, split, head=head, workers=self._workers, told=checked)
+            batch = min(256, self._schedule.micro_batch or 256)  # what does not fit there does not fit here
+            measured = evaluate(
+                self._trained.model, split, head=head, batch=batch, workers=self._workers, told=checked
+            )
             accuracy[split.name] = measured.value
         row: Row = {"epoch": len(self.history), **self._losses(), "accuracy": accuracy}
         self.history.append(row)
@@ -307,11 +311,12 @@ def _memory_explained(size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as e:
-        if not isinstance(e, MemoryError) and "memory" not in str(e):
+        known = ("out of memory", "allocate memory")  # not "illegal memory access"
+        if not isinstance(e, MemoryError) and not any(words in str(e) for words in known):
             raise
         raise ResourceError(
             "OUT-MEMORY",
-            f"a step with {size} pictures does not fit into memory",
+            f"a step with {size} pictures at once does not fit into memory",
             reason=str(e)[:200],
             fix=f"--micro-batch {max(1, size // 2)} gives the same result in slices",
         ) from None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aniso.data import draw
 from aniso.errors import UsageError
-from aniso.learn.trained import Trained
+from aniso.learn.trained import Trained, encoder_identity
 from aniso.models import Encoder
 from aniso.vectors import Kind
 from aniso.weights.atomic import atomic_directory
@@ -48,7 +48,8 @@ def adapter(encoder: Encoder, rank: int, *, alpha: int = ALPHA, seed: int = 0) -
         wrapped = peft.get_peft_model(own._network, config)
     wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # and not a place on this disk
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
-    identity = {"model": encoder.fingerprint, "trained": "lora", "rank": rank, "alpha": alpha, "seed": seed}
+    own_words = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
+    identity = {**encoder_identity(encoder), **own_words}
     return Adapter(Trained(own, tensors, identity), wrapped)
 
 

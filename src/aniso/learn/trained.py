@@ -30,7 +30,7 @@ class Trained:
     @classmethod
     def coefficients(cls, composition: Composition) -> Trained:
         identity = {
-            **_identity(encoder_of(composition)),
+            **encoder_identity(encoder_of(composition)),
             "bank": composition.bank.content_hash,
             "partition": composition.partition.as_dict(),
             "linearised": composition.linearised,
@@ -41,7 +41,7 @@ class Trained:
     def weights(cls, encoder: Encoder, *, linearised: bool = False) -> Trained:
         """A model of its own; those tensors are trained that are blocks, so not the text tower."""
         names = [part.key for block in encoder.layout.blocks for part in block.parts]
-        identity = {**_identity(encoder), "trained": "weights", "linearised": linearised}
+        identity = {**encoder_identity(encoder), "trained": "weights", "linearised": linearised}
         if linearised:
             tangent = Tangent(encoder, names)
             return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
@@ -62,7 +62,7 @@ class Trained:
         return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
 
 
-def _identity(encoder: Encoder) -> dict[str, Any]:
+def encoder_identity(encoder: Encoder) -> dict[str, Any]:
     """Its weights, what class weights are made of, and how it sees pictures."""
     pixels = asdict(encoder.transforms.pixels)
     return {"model": encoder.fingerprint, "text": encoder.text_fingerprint, "pixels": pixels}

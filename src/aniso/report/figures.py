@@ -43,8 +43,8 @@ def few_shot_curves(records: Iterable[Record], *, kind: Kind = "png") -> bytes:
     Only means over all tasks are drawn: a point over fewer would not be comparable with its neighbours.
     """
     found = results(records)
-    if found.setting not in ("few-shot", "fraction"):
-        raise _unfit("curves", found.setting, "few-shot or fraction")
+    if found.setting not in ("few-shot", "peft"):
+        raise _unfit("curves", found.setting, "few-shot or peft")
     lines = [(row.name, _points(found, row)) for row in found.rows if not row.fixed]
     lines = [(name, points) for name, points in lines if points]
     with drawing(kind) as canvas:

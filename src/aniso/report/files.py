@@ -108,7 +108,7 @@ def _pictures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[
     if found.setting == "negation":
         caption = "Means over targets, standard errors over seeds"
         yield _Picture(f"negation-{slug}", caption, lambda kind: pareto(records, kind=kind))
-    elif found.setting != "addition":
+    elif found.setting in ("few-shot", "peft"):
         caption = "Means over all tasks (points that lack a task are left out), standard errors over seeds"
         yield _Picture(f"curves-{slug}", caption, lambda kind: few_shot_curves(records, kind=kind))
     if found.setting != "negation" and found.columns:
@@ -117,7 +117,7 @@ def _pictures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[
 
 
 def _bars(slug: str, found: Results) -> _Picture:
-    column = found.columns[0] if found.setting == "addition" else found.columns[-1]
+    column = found.columns[0] if found.setting in ("addition", "finetune") else found.columns[-1]
     groups: dict[str, dict[str, float]] = {task: {} for task in found.tasks[column]}
     for task, group in groups.items():
         for row in found.rows:

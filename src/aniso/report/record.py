@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from aniso.errors import InputError, UsageError, printable
 
 _LARGEST = 64 << 20
+_FAILED = ".failed.json"
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
-Setting = Literal["few-shot", "fraction", "addition", "negation"]
+Setting = Literal["few-shot", "peft", "addition", "negation", "finetune"]
 Method = Literal["none", "vector", "search", "weights", "coefficients"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
@@ -86,9 +87,10 @@ class Spec(_Part):
     def _is_complete(self) -> Spec:
         needed = {
             "few-shot": ("task", "shots"),
-            "fraction": ("task", "fraction"),
+            "peft": ("task", "fraction"),
             "addition": ("tasks",),
             "negation": ("target", "control"),
+            "finetune": ("task",),
         }[self.setting]
         free = ("shots", "fraction") if self.method == "none" else ()  # zero-shot uses no pictures
         for name in needed:
@@ -179,11 +181,23 @@ def _differences(a: Record, b: Record) -> list[str]:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir():
-            yield from sorted(p for p in path.rglob("*.json") if p.is_file())
+            yield from sorted(p for p in path.rglob("*.json") if p.is_file() and not _beside(p, path))
         elif path.is_file():
             yield path
         else:
             raise _bad(path, "no such file" if not path.exists() else "neither a file nor a directory")
+
+
+def failed_cells(paths: Sequence[Path]) -> int:
+    """How many cells below these directories failed, and so have no record."""
+    return sum(1 for path in map(Path, paths) if path.is_dir() for _ in path.rglob(f"*{_FAILED}"))
+
+
+def _beside(path: Path, root: Path) -> bool:
+    """What runs leave beside records: reasons of failures, adapters, states."""
+    words = path.relative_to(root).parts
+    hidden = any(word.startswith(".") for word in words)
+    return hidden or path.name.endswith(_FAILED) or path.name in ("failure.json", "adapter_config.json")
 
 
 def _read(path: Path) -> Record:
@@ -255,6 +269,13 @@ def mixed(records: Iterable[Record]) -> list[str]:
             for task, found in sorted(data.items())
             if len(found) > 1
         ]
+        banks: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        for r in group:
+            if r.spec.bank is not None and r.inputs.bank is not None:
+                left_out = str(r.spec.model_dump().get("leave_out"))
+                banks[r.spec.bank, r.spec.method, *r.spec.measured, left_out].add(r.inputs.bank)
+        changed = sorted({key[0] for key, hashes in banks.items() if len(hashes) > 1})
+        notes += [f"{name}: mixes runs with different contents of bank {bank}" for bank in changed]
     return notes
 
 

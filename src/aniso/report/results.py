@@ -21,9 +21,10 @@ _ORDER = ("none", "vector", "search", "weights", "coefficients")
 _IDENTITY = ("model", "linearised", "method", "partition", "control")
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
-    "fraction": ("task", "fraction", "seed"),
+    "peft": ("task", "fraction", "seed"),
     "addition": ("seed",),
     "negation": ("target", "seed"),
+    "finetune": ("task", "seed"),
 }
 _MANY = 8
 
@@ -206,6 +207,8 @@ def _columns(setting: Setting, records: Sequence[Record]) -> tuple[Column, ...]:
         return Column("accuracy"), Column("relative")
     if setting == "negation":
         return Column("target"), Column("control")
+    if setting == "finetune":
+        return (Column("accuracy"),)
     if setting == "few-shot":
         shots = sorted({r.spec.shots for r in records if r.spec.shots})
         found = [Column(f"{n} shot{'' if n == 1 else 's'}", n) for n in shots]
@@ -223,7 +226,7 @@ def _expected(
     for row in rows:
         for column, seeds in row.cells.items():
             found[column].update(task for values in seeds.values() for task in values)
-    if setting in ("few-shot", "fraction"):
+    if setting in ("few-shot", "peft"):
         everywhere = set().union(*found.values())
         found = dict.fromkeys(columns, everywhere)
     return {column: tuple(sorted(tasks)) for column, tasks in found.items()}
@@ -308,7 +311,7 @@ def _without_seeds(seeds: Seeds) -> Seeds:
 def _values(record: Record, column: Column) -> dict[str, float]:
     """What a run says about a column: per cent by task, by target for negation."""
     shares = {task: record.accuracy(task) for task in record.spec.measured}
-    if record.spec.setting not in ("few-shot", "fraction"):
+    if record.spec.setting not in ("few-shot", "peft"):
         return _shaped(record, column, shares)
     x = record.spec.shots if record.spec.setting == "few-shot" else 100 * (record.spec.fraction or 0)
     everywhere = record.spec.method == "none"  # the same whatever the number of shots

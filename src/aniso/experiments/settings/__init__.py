@@ -3,17 +3,17 @@
 from aniso.experiments.settings.addition import Addition
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.settings.finetune import FineTune
-from aniso.experiments.settings.fraction import Fraction
 from aniso.experiments.settings.negation import Negation
+from aniso.experiments.settings.peft import Peft
 from aniso.experiments.settings.setting import BaseSetting, Job
 
 SETTINGS: dict[str, type[BaseSetting]] = {
     "few-shot": FewShot,
     "addition": Addition,
     "negation": Negation,
-    "fraction": Fraction,
+    "peft": Peft,
     "finetune": FineTune,
 }
 """By the name that specs call them."""
 
-__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Fraction", "FineTune", "BaseSetting", "Job"]
+__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Peft", "FineTune", "BaseSetting", "Job"]

@@ -42,7 +42,7 @@ class Addition(BaseSetting):
         own = self.bank is not None  # then there is something to compare with
         return Job(
             tests=test,
-            vectors=lambda present: [name for name in names if name in present],
+            vectors=lambda present: names,
             objective=objective,
             keep=Best(*val.values()),
             points=POINTS,

@@ -6,8 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split
+from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split, tested
 from aniso.learn import Best, CrossEntropy, Last, Schedule
+from aniso.learn.search import POINTS
 
 
 class FewShot(BaseSetting):
@@ -29,12 +30,14 @@ class FewShot(BaseSetting):
         task = tasks(self.task)
         train = require_split(task, "train", "shots are taken from")
         shots = train.shots(self.shots, self.seed, allow_fewer=self.allow_fewer_shots)
+        short = [name for name, count in shots.counts.items() if count < self.shots]
+        fewer = [f"fewer than {self.shots} shots of {len(short)} classes, first: {short[0]}"] if short else []
         last = self.keep == "last" and self.method != "search"
         return Job(
-            tests={task.name: require_split(task, "test", "results are measured on")},
+            tests=tested(task, self.method),
             vectors=lambda names: others(names, task.name, self.leave_out),
             objective=CrossEntropy(shots, view=self.view) * 1.0,
             keep=Last() if last else Best(require_split(task, "val", "epochs are chosen by")),
-            points=tuple(i / 20 for i in range(21)),
-            notes=task.notes,
+            points=POINTS,
+            notes=(*task.notes, *fewer),
         )

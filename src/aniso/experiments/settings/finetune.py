@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aniso.data.card import known_card, known_tasks
-from aniso.experiments.settings.setting import BaseSetting, Job, Method, Tasks, require_split
+from aniso.experiments.settings.setting import BaseSetting, Job, Method, Tasks, require_split, tested
 from aniso.learn import CrossEntropy, Last, Schedule
 
 _LORA = Schedule(epochs=10, lr=1e-3)
@@ -42,7 +42,7 @@ class FineTune(BaseSetting):
     def job(self, tasks: Tasks) -> Job:
         task = tasks(self.task)
         return Job(
-            tests={task.name: require_split(task, "test", "results are measured on")},
+            tests=tested(task, self.method),
             vectors=lambda names: (),
             objective=CrossEntropy(require_split(task, "train", "vectors are made from")) * 1.0,
             keep=Last(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -118,6 +119,8 @@ class BaseSetting(Strict, ABC):
 
 def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
     """A bank's vectors without a task's own and those to leave out, which must be there."""
+    # a folder MNIST is the task that a vector mnist was made from: its own vector would give the answer away
+    out = {_plain(own), *map(_plain, leave_out)}
     unknown = [name for name in leave_out if name not in present and name != own]
     if unknown:
         raise UsageError(
@@ -126,7 +129,18 @@ def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[s
             expected=", ".join(present),
             fix="correct the name, or do not leave it out",
         )
-    return [name for name in present if name != own and name not in leave_out]
+    return [name for name in present if _plain(name) not in out]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def tested(task: Task, method: Method) -> dict[str, Labelled]:
+    """What results are measured on; a task without a test split can be learned all the same."""
+    if "test" not in task.splits and method in ("coefficients", "weights", "search"):
+        return {}
+    return {task.name: require_split(task, "test", "results are measured on")}
 
 
 def require_split(task: Task, role: str, why: str) -> Labelled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import Tensor
 from torch.nn import functional
@@ -25,8 +25,6 @@ class CrossEntropy(DataTerm):
     split: Labelled
     view: str = "train"
     """train (a crop of nine tenths or more), few_shot (a crop of half or more, mirrored or not) or eval."""
-
-    reads_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.split, Labelled) or not len(self.split):

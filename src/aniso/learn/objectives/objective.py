@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -75,7 +75,6 @@ class Term(_Summable, ABC):
 class DataTerm(Term):
     """A loss on a split, which is a field of every such term."""
 
-    reads_labels: ClassVar[bool]
     split: Split
 
     @abstractmethod

@@ -6,14 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split
+from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split, tested
 from aniso.learn import Best, CrossEntropy, Last, Schedule
+from aniso.learn.search import POINTS
 
 
-class Fraction(BaseSetting):
+class Peft(BaseSetting):
     """As many coefficients as the data can feed: ``partition: random:1200`` has that many for each block."""
 
-    setting: Literal["fraction"] = "fraction"
+    setting: Literal["peft"] = "peft"
     task: str
     fraction: float = Field(default=1.0, gt=0, le=1)
     keep: Literal["last", "best"] = "best"
@@ -29,10 +30,10 @@ class Fraction(BaseSetting):
         part = train if self.fraction == 1 else train.fraction(self.fraction, self.seed)
         last = self.keep == "last" and self.method != "search"
         return Job(
-            tests={task.name: require_split(task, "test", "results are measured on")},
+            tests=tested(task, self.method),
             vectors=lambda names: others(names, task.name, self.leave_out),
             objective=CrossEntropy(part, view=self.view) * 1.0,
             keep=Last() if last else Best(require_split(task, "val", "epochs are chosen by")),
-            points=tuple(i / 20 for i in range(21)),
+            points=POINTS,
             notes=task.notes,
         )
