@@ -193,10 +193,9 @@ class Work:
 
     def _searched(self) -> Outcome:
         made = self._over(self.bank, Partition.whole())
-        keep, references = self._keep()
-        found = search(made, keep, self.job.points, workers=self._how.workers, told=self._how.told)
+        found = search(made, self._keep(), self.job.points, workers=self._how.workers, told=self._how.told)
         history = [{"scale": scale, "accuracy": measured} for scale, measured in found.tried]
-        facts = {"scale": found.scale, "history": history, **references}
+        facts = {"scale": found.scale, "history": history}
         return self._outcome(self._measured(lambda name: made), facts, found.coefficients)
 
     def _composed(self) -> Outcome:
@@ -220,13 +219,12 @@ class Work:
         return replace(self._outcome(measured, facts, notes=notes), adapter=made)
 
     def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
-        keep, references = self._keep()
         how = self._how
         done = fit(
             trained,
             self._objective(),
             self.setting.resolved_schedule(),
-            keep=keep,
+            keep=self._keep(),
             seed=self.setting.seed,
             directory=how.directory,
             resume=how.resume,
@@ -237,7 +235,7 @@ class Work:
         )
         history = list(done.history)
         facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
-        return {**facts, "trainable": trained.count, **references}, done.notes
+        return {**facts, "trainable": trained.count}, done.notes
 
     def _objective(self) -> Objective:
         if self.job.objective is None:
@@ -247,19 +245,16 @@ class Work:
     def _partition(self) -> Partition:
         return Partition.whole() if self.setting.method == "search" else self.setting.resolved_partition()
 
-    def _keep(self) -> tuple[Keep, dict[str, Any]]:
-        """The job's rule; where there are references, accuracies count relative to them."""
-        keep, wanted = self.job.keep, self.job.references
-        if not wanted:
-            return keep, {}
-        found = {name: self._reference(split) for name, split in wanted.items()}
-        tests = {task: found[split.name] for task, split in self.job.tests.items() if split.name in found}
-        if isinstance(keep, Best):
-            relative = {split.name: found[split.name] for split in keep.splits if found[split.name] > 0}
-            keep = Best(*keep.splits, references=relative)
-        return keep, {"reference": tests}
+    def _keep(self) -> Keep:
+        """The job's rule; where tasks have vectors of their own, accuracies count relative to theirs."""
+        keep = self.job.keep
+        if not self.job.own_vectors or not isinstance(keep, Best):
+            return keep
+        found = {split.name: self._with_own(split) for split in keep.splits}
+        return Best(*keep.splits, references={name: value for name, value in found.items() if value > 0})
 
-    def _reference(self, split: Labelled) -> float:
+    def _with_own(self, split: Labelled) -> float:
+        """What a task's own vector alone is good for."""
         name = next(t.name for t in self._tasks.values() if split.name == f"{t.name} {split.role}")
         return accuracy(answers(self._with_own_vector(name), split, workers=self._how.workers), split).value
 
@@ -296,6 +291,8 @@ class Work:
             },
             **facts,
         }
+        if self.job.own_vectors and self.setting.method not in ("none", "vector"):
+            metrics["reference"] = {task: self._with_own(split) for task, split in self.job.tests.items()}
         if self.setting.compare and self.setting.method != "none":
             unchanged = self._measured(lambda name: self.encoder)
             metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}

@@ -39,13 +39,12 @@ class Addition(BaseSetting):
         objective = Objective(tuple((1.0, CrossEntropy(split)) for split in val.values()))
         if self.norm and self.method == "coefficients":
             objective += self.norm * CoefficientNorm(1)
-        own = self.bank is not None  # then there is something to compare with
         return Job(
             tests=test,
             vectors=lambda present: names,
             objective=objective,
             keep=Best(*val.values()),
             points=POINTS,
-            references={split.name: split for split in (*val.values(), *test.values())} if own else {},
+            own_vectors=self.bank is not None,
             notes=tuple(note for task in found for note in task.notes),
         )

@@ -7,7 +7,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -56,8 +56,8 @@ class Job:
     keep: Keep
     points: Sequence[float] = ()
     """Scales to search through."""
-    references: Mapping[str, Labelled] = field(default_factory=dict)
-    """Splits of tasks on which each task's own vector is measured for comparison, by the split's name."""
+    own_vectors: bool = False
+    """Whether every task has a vector of its own, which alone is what results are compared with."""
     notes: tuple[str, ...] = ()
 
 
