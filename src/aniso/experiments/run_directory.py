@@ -45,7 +45,7 @@ class RunDirectory:
             "search": [COEFFICIENTS],
             "weights": [METRICS, WEIGHTS],
         }
-        if getattr(setting, "lora", None) is not None:
+        if setting.rank is not None:
             result["weights"] = [METRICS, ADAPTER]
         return [SPEC, *result.get(setting.method, []), RECORD]
 

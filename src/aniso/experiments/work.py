@@ -153,7 +153,7 @@ class Work:
         elif self.setting.method == "vector":
             facts["vectors"] = list(self._own(*job.tests).names)
         elif self.setting.method == "weights":
-            rank = getattr(self.setting, "lora", None)
+            rank = self.setting.rank
             whole = sum(block.numel for block in self.encoder.layout.blocks)
             facts["trainable"] = whole if rank is None else adapter(self.encoder, rank).trained.count
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
@@ -204,9 +204,8 @@ class Work:
         return self._outcome(self._measured(lambda name: made), facts, made.coefficients, notes=notes)
 
     def _tuned(self) -> Outcome:
-        rank = getattr(self.setting, "lora", None)
-        if rank is not None:
-            return self._adapted(rank)
+        if self.setting.rank is not None:
+            return self._adapted(self.setting.rank)
         trained = Trained.weights(self.encoder, linearised=self.setting.linearised)
         facts, notes = self._learn(trained)
         measured = self._measured(lambda name: trained.model)
@@ -276,36 +275,28 @@ class Work:
         weights: TensorMap | None = None,
         notes: tuple[str, ...] = (),
     ) -> Outcome:
-        found = {name: accuracy(said, split) for name, (split, said) in measured.items()}
-        metrics: dict[str, Any] = {
-            "accuracy": {
-                name: {
-                    "correct": one.correct,
-                    "total": one.total,
-                    "accuracy": one.value,
-                    "per_class_accuracy": one.per_class,
-                    "interval": list(one.interval),
-                    "right": _bits(measured[name][1] == torch.tensor(measured[name][0].labels)),
-                }
-                for name, one in found.items()
-            },
-            **facts,
-        }
+        scores = {name: _score(split, said) for name, (split, said) in measured.items()}
+        metrics: dict[str, Any] = {"accuracy": scores, **facts}
         if self.job.own_vectors and self.setting.method not in ("none", "vector"):
             metrics["reference"] = {task: self._with_own(split) for task, split in self.job.tests.items()}
         if self.setting.compare and self.setting.method != "none":
             unchanged = self._measured(lambda name: self.encoder)
             metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
-        doubts = [note for one in found.values() for note in one.notes]
+        doubts = [note for split, said in measured.values() for note in accuracy(said, split).notes]
         doubts += [
             f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
             for t in self._tasks.values()
             if "test" not in t.splits
         ]
-        said = (*self.job.notes, *notes, *doubts)
-        names = {ref: task.name for ref, task in self._tasks.items()}
-        device = self._device.type
-        return Outcome(metrics, self._inputs(), names, coefficients, weights, notes=said, device=device)
+        return Outcome(
+            metrics,
+            self._inputs(),
+            {ref: task.name for ref, task in self._tasks.items()},
+            coefficients,
+            weights,
+            device=self._device.type,
+            notes=(*self.job.notes, *notes, *doubts),
+        )
 
     def _inputs(self) -> dict[str, Any]:
         tasks = self._tasks.values()
@@ -323,6 +314,18 @@ def summary(coefficients: Coefficients) -> dict[str, dict[str, list[float]]]:
     """Least, quartiles and most of the coefficients by kind of block and by layer."""
     groups = {"kind": by_kind(coefficients), "depth": by_depth(coefficients)}
     return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
+
+
+def _score(split: Labelled, said: Tensor) -> dict[str, Any]:
+    found = accuracy(said, split)
+    return {
+        "correct": found.correct,
+        "total": found.total,
+        "accuracy": found.value,
+        "per_class_accuracy": found.per_class,
+        "interval": list(found.interval),
+        "right": _bits(said == torch.tensor(split.labels)),
+    }
 
 
 def _sizes(splits: Mapping[str, Labelled]) -> dict[str, int]:

@@ -33,6 +33,10 @@ class FineTune(BaseSetting):
             raise ValueError("a LoRA is trained on the model itself, not on its linearisation")
         return self
 
+    @property
+    def rank(self) -> int | None:
+        return self.lora
+
     def resolved_schedule(self) -> Schedule:
         usual = _LORA if self.lora is not None else self.usual
         epochs = known_card(self.task).epochs if self.task in known_tasks() else None

@@ -90,6 +90,11 @@ class BaseSetting(Strict, ABC):
         self.resolved_schedule()
         return self
 
+    @property
+    def rank(self) -> int | None:
+        """Of the LoRA that is trained in the place of all weights, if one is."""
+        return None
+
     @abstractmethod
     def job(self, tasks: Tasks) -> Job: ...
 
