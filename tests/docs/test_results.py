@@ -1,0 +1,41 @@
+"""Committed results are what their specs ask for, and their tables are made from their records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aniso.experiments.runner import Grid
+from aniso.experiments.spec import Experiment, cells
+from aniso.experiments.strict_yaml import read_yaml, validated
+from aniso.report import build, mixed, read_records
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+NAMES = ("addition", "few-shot", "negation")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
+    document = read_yaml(EXPERIMENTS / name / "spec.yaml")
+    grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")
+    assert {cell.label for cell in grid.cells if grid.status(cell) != "recorded"} == set()
+    assert len(list(grid.directory.glob("*.json"))) == len(grid.cells)
+
+
+def test_records_are_of_one_model_and_the_same_pictures():
+    assert mixed(read_records([EXPERIMENTS / name / "records" for name in NAMES])) == []
+
+
+def test_tables_are_made_from_the_records():
+    records = read_records([EXPERIMENTS / name / "records" for name in NAMES])
+    made = build(records, "Results", figures=False)
+    tables = {name: content for name, content in made.items() if name.endswith((".md", ".csv"))}
+    assert len(tables) > 6
+    for name, content in tables.items():
+        assert (EXPERIMENTS / "results" / name).read_bytes() == content, name
+
+
+def test_no_record_names_a_place_on_a_disk():
+    for path in EXPERIMENTS.glob("*/records/*.json"):
+        assert "/home/" not in path.read_text() and '"/' not in path.read_text(), path
