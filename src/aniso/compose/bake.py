@@ -28,8 +28,6 @@ from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
 
-_TOKENIZER_BYTES = 64 << 20
-
 
 @final
 class Baked(WeightSource):
@@ -145,7 +143,7 @@ class Baked(WeightSource):
         home = files[0].path.parent if files else None
         if to == "huggingface" and home is not None and (home / "config.json").is_file():
             found = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
-            out |= {file.path.name: file.head(_TOKENIZER_BYTES) for file in found}
+            out |= {file.path.name: file.read(0, file.size) for file in found}
         return out
 
     def _load(self, name: str) -> Tensor:

@@ -33,7 +33,8 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "") -> 
             "",
             f"- base: {base}, content `{origin.base.content}`",
             f"- bank: content `{origin.bank}`",
-            *([f"- command: `{_line(command, 2000).replace('`', '')}`"] if command else []),
+            # between backticks nothing needs escaping, and nothing may end them
+            *([f"- command: `{printable(command, 2000).replace('`', '')}`"] if command else []),
             "",
             "Method: Knowledge Composition using Task Vectors with Learned Anisotropic Scaling "
             "(NeurIPS 2024), https://arxiv.org/abs/2407.02880",

@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from aniso.compose import Partition
 from aniso.data import Labelled, Task
 from aniso.errors import InputError, UsageError, printable
-from aniso.learn import Keep, Objective, Schedule
+from aniso.learn import Best, CrossEntropy, Keep, Last, Objective, Schedule
+from aniso.learn.finetune import PAPER
 from aniso.learn.schedule import Precision, Shape
+from aniso.learn.search import POINTS
 
 Method = Literal["coefficients", "weights", "search", "vector", "none"]
 """Learn coefficients; fine-tune all weights; search one scale; add each task's own vector; change nothing."""
@@ -79,7 +81,7 @@ class BaseSetting(Strict, ABC):
 
     usual: ClassVar[Schedule]
     """The paper's recipe."""
-    usual_weights: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-5)
+    usual_weights: ClassVar[Schedule] = PAPER
     """The paper's recipe when all weights are trained."""
 
     @model_validator(mode="after")
@@ -122,6 +124,19 @@ class BaseSetting(Strict, ABC):
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
+class OneTask(BaseSetting, ABC):
+    """Settings that learn a task from some of its own pictures."""
+
+    task: str
+    keep: Literal["last", "best"] = "last"
+    """best chooses the epoch on the validation split, as the paper's tables do."""
+    view: Literal["few_shot", "train", "eval"] = "few_shot"
+    """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
+    leave_out: tuple[str, ...] = Field(default=(), strict=False)
+
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
+
+
 def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
     """A bank's vectors without a task's own and those to leave out, which must be there."""
     # a folder MNIST is the task that a vector mnist was made from: its own vector would give the answer away
@@ -139,6 +154,19 @@ def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[s
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def one_task(setting: OneTask, task: Task, part: Labelled, *notes: str) -> Job:
+    """A task learned from a part of its training pictures, without its own vector."""
+    chosen = setting.keep == "best" or setting.method == "search"
+    return Job(
+        tests=tested(task, setting.method),
+        vectors=lambda names: others(names, task.name, setting.leave_out),
+        objective=CrossEntropy(part, view=setting.view) * 1.0,
+        keep=Best(require_split(task, "val", "epochs are chosen by")) if chosen else Last(),
+        points=POINTS,
+        notes=(*task.notes, *notes),
+    )
 
 
 def tested(task: Task, method: Method) -> dict[str, Labelled]:
