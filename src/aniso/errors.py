@@ -248,6 +248,11 @@ EXPLANATIONS: dict[str, str] = {
     "nothing about new pictures.",
     "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. What was good before is kept.",
     "LEARN-GRADIENT": "The first step's gradient is zero everywhere, so nothing would ever be learned.",
+    "HEAD-CLASS": "A head is learned from at least one picture of each of two classes or more: a class "
+    "without any would be learned to be never the answer.",
+    "HEAD-FEATURES": "A head belongs to the features it was learned on. Those of another model, or of other "
+    "coefficients, lie elsewhere, and its answers on them would be noise.",
+    "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
     "RUN-STATE": "What a run left to go on from is damaged, or there is none.",
     "RUN-CHANGED": "A run goes on only with the same inputs and settings, or its result would be neither "
     "the old run's nor a new one's.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from aniso.data import Labelled, Task
+    from aniso.learn.heads import Head
     from aniso.models import Encoder
     from aniso.weights.files import Told
 
@@ -33,6 +34,9 @@ def evaluate(
     linearised: Annotated[
         bool, typer.Option("--linearised", help="The vectors are linearised ones.")
     ] = False,
+    head: Annotated[
+        Path | None, typer.Option("--head", help="Answer with this head instead of class weights.")
+    ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Instead of the task's; may be repeated.")] = None,
     batch: Annotated[int, typer.Option(help="Pictures at once.", min=1)] = 256,
     workers: Annotated[int, typer.Option(help="Processes that decode pictures.", min=0)] = 0,
@@ -48,7 +52,7 @@ def evaluate(
     from aniso.weights.atomic import write_text
 
     encoder = load_model(model, weights)
-    subject = _subject(encoder, bank, vector, coefficients, linearised)
+    subject = _with_head(_subject(encoder, bank, vector, coefficients, linearised), head)
     policy = options.bad_images(on_bad_image)
     with show.telling() as told:
         tasks = [
@@ -97,6 +101,7 @@ class _Subject:
     what: str
     model: nn.Module
     identity: dict[str, str] = field(default_factory=dict)
+    head: Head | None = None
 
 
 def _subject(
@@ -127,6 +132,21 @@ def _subject(
     return _Subject(what, made, {"bank": only.content_hash, "storage": only.storage})
 
 
+def _with_head(subject: _Subject, path: Path | None) -> _Subject:
+    """What is evaluated, with a head that was learned on its features."""
+    if path is None:
+        return subject
+    from aniso.learn.features import identity
+    from aniso.learn.heads import load_head
+    from aniso.weights.fingerprint import combined_hash, tensor_hash
+
+    saved = load_head(path)
+    saved.require_features(identity(subject.model), str(path))
+    content = combined_hash({name: tensor_hash(t) for name, t in saved.head.tensors().items()})
+    what = f"{subject.what}, head {saved.head.kind}"
+    return replace(subject, what=what, head=saved.head, identity={**subject.identity, "head": content})
+
+
 def _measured(
     encoder: Encoder,
     subject: _Subject,
@@ -140,9 +160,11 @@ def _measured(
     """A record with what is needed to tell whether another one is comparable; no paths, no dates, no host."""
     from aniso import __version__
     from aniso.learn import evaluate as run
+    from aniso.learn.heads import Among
     from aniso.weights.fingerprint import tensor_hash
 
-    head = encoder.class_weights(task.classes, told=told)
+    weights = encoder.class_weights(task.classes, told=told)
+    head = weights if subject.head is None else Among(subject.head, task.classes.names)
     result = run(subject.model, chosen, head=head, batch=batch, workers=workers, told=told)
     record = {
         "model": encoder.name,
@@ -153,7 +175,7 @@ def _measured(
         "split": split,
         "manifest": chosen.manifest,
         "class_list": task.classes.key,
-        "class_weights": tensor_hash(head.weight),
+        "class_weights": tensor_hash(weights.weight),
         "classes": len(task.classes),
         "correct": result.correct,
         "total": result.total,
@@ -164,6 +186,10 @@ def _measured(
         "aniso": __version__,
     }
     notes = list(result.notes)
+    if subject.head is not None and len(subject.head.names) > len(task.classes):
+        notes.append(
+            f"{task.name}: answers are among {len(task.classes)} of {len(subject.head.names)} classes"
+        )
     if task.card.metric != "accuracy":
         notes.append(f"{task.name}: others report {task.card.metric}, which is {result.per_class:.1%}")
     return record, notes

@@ -52,6 +52,17 @@ Shots = Annotated[int | None, typer.Option(help="Pictures of each class; 16 if n
 AllowFewer = Annotated[
     bool | None, typer.Option("--allow-fewer-shots", help="Take all pictures of a class that has fewer.")
 ]
+HeadKind = Annotated[
+    str | None,
+    typer.Option("--head", help="Learn a classifier on the features, too: tip (Tip-Adapter), lpp, linear."),
+]
+Joint = Annotated[
+    bool | None, typer.Option("--joint", help="Learn coefficients and head together; for --head tip.")
+]
+OutOfDomain = Annotated[
+    list[str] | None,
+    typer.Option("--out-of-domain", help="Measure on this task with (some of) the classes, too; repeat."),
+]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
 Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]

@@ -117,16 +117,25 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         tuned = f"{own[name]:.1%}" if name in own else ""
         rows.append((name, one["total"], before, f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tuned))
     method = _COLUMN[made["spec"]["method"]]
+    if "head" in metrics:
+        kind = metrics["head"]["kind"]
+        method = kind if made["spec"]["method"] == "none" else f"{method} + {kind}"
     columns = ("task", "pictures", "zero-shot", method, "95 % interval", "own vector")
     shown = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
     show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
     if len(rows) > 1:
         mean = sum(one["accuracy"] for one in metrics["accuracy"].values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
+    for name, one in metrics.get("out_of_domain", {}).items():
+        low, high = one["interval"]
+        show.line(f"{name}, with the same classes: {one['accuracy']:.1%} ({low:.1%} to {high:.1%})")
     if "kept_epoch" in metrics:
         show.line(
             f"epoch {metrics['kept_epoch']} of {metrics['epochs']} kept, {metrics['trainable']:,} trained"
         )
+    if "kept_step" in metrics.get("head", {}):
+        head = metrics["head"]
+        show.line(f"head: step {head['kept_step']} of {head['steps']} kept, {head['trainable']:,} trained")
     if "scale" in metrics:
         show.line(f"scale {metrics['scale']:g}")
     if run is not None:

@@ -17,8 +17,8 @@ import torch
 from aniso.errors import AnisoError, InputError, StoppedError
 from aniso.experiments.record import Clock, record, write
 from aniso.experiments.spec import Cell
-from aniso.experiments.work import Circumstances, Outcome, Work
-from aniso.weights.atomic import disk, write_text
+from aniso.experiments.work import Circumstances, Outcome, Work, coefficients_file
+from aniso.weights.atomic import disk, make_directory, write_text
 
 FAILED = ".failed.json"
 
@@ -30,6 +30,8 @@ class Place:
 
     record: Path
     states: Path
+    coefficients: Path
+    """A directory for those of all cells."""
 
     @property
     def failure(self) -> Path:
@@ -45,8 +47,18 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
     _end_with_the_runner()
     clock = Clock()
     try:
-        how = Circumstances(data=data, workers=workers, directory=place.states, resume=True)
+        how = Circumstances(
+            data=data,
+            workers=workers,
+            directory=place.states,
+            resume=True,
+            coefficients=place.coefficients,
+        )
         outcome = _carried_out(cell, how)
+        if outcome.coefficients is not None:
+            make_directory(place.coefficients)
+            path = place.coefficients / coefficients_file(cell.setting)
+            outcome.coefficients.save(path, overwrite=True)
         made = record(cell.setting, outcome, clock, experiment=cell.experiment, label=cell.label)
         write(place.record, made, overwrite=True)
         disk.remove(place.failure)

@@ -17,17 +17,18 @@ from aniso.learn.state import States, differences
 from aniso.weights import save_safetensors
 from aniso.weights.atomic import disk, make_directory, require_space, write_text
 
-SPEC, RECORD, COEFFICIENTS, WEIGHTS, ADAPTER = (
+SPEC, RECORD, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER = (
     "spec.yaml",
     "record.json",
     "coefficients.safetensors",
     "weights.safetensors",
+    "head.safetensors",
     "adapter",
 )
 TENSORBOARD = "tensorboard"
 _OURS = re.compile(
     rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
-    rf"{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
+    rf"{re.escape(HEAD)}|{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
 )
 
 
@@ -47,7 +48,8 @@ class RunDirectory:
         }
         if setting.rank is not None:
             result["weights"] = [METRICS, ADAPTER]
-        return [SPEC, *result.get(setting.method, []), RECORD]
+        head = [HEAD] if setting.head_kind is not None else []
+        return [SPEC, *result.get(setting.method, []), *head, RECORD]
 
     def begin(self, setting: BaseSetting, *, resume: bool) -> dict[str, Any] | None:
         """Make the directory; if the run is done already, its record."""
@@ -113,6 +115,8 @@ class RunDirectory:
         if outcome.weights is not None:
             tensors = {name: outcome.weights.read(name) for name in outcome.weights.tensors}
             save_safetensors(self.path / WEIGHTS, tensors, overwrite=True)
+        if outcome.head is not None:
+            outcome.head.save(self.path / HEAD, outcome.head_of, overwrite=True)
         if outcome.adapter is not None:
             outcome.adapter.save(self.path / ADAPTER, overwrite=True)
         write(self.path / RECORD, made, overwrite=True)
@@ -124,6 +128,5 @@ class RunDirectory:
             disk.remove(state)
 
     def outputs(self) -> list[str]:
-        return [
-            n for n in (COEFFICIENTS, WEIGHTS, ADAPTER, RECORD, METRICS, SPEC) if (self.path / n).exists()
-        ]
+        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, RECORD, METRICS, SPEC)
+        return [name for name in names if (self.path / name).exists()]

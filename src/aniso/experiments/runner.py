@@ -42,7 +42,8 @@ class Grid:
 
     def place(self, cell: Cell) -> Place:
         name = file_name(cell.setting, cell.label)
-        return Place(self.directory / name, self.directory / ".states" / cell.setting.id[:16])
+        states = self.directory / ".states" / cell.setting.id[:16]
+        return Place(self.directory / name, states, self.directory / "coefficients")
 
     def status(self, cell: Cell) -> Status:
         place = self.place(cell)

@@ -17,15 +17,20 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.settings import BaseSetting, Job
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
 from aniso.learn.evaluate import accuracy, answers
+from aniso.learn.features import FeatureCache, features, identity
 from aniso.learn.finetune import tuned_weights
+from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
-from aniso.models import Encoder, load_model, mini_bank
+from aniso.models import ClassWeights, Encoder, load_model, mini_bank
 from aniso.vectors import Bank
 from aniso.weights import TensorMap
 from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash
+
+VIEWS = 10
+"""Of every shot, for a head to learn from."""
 
 
 @final
@@ -45,6 +50,8 @@ class Circumstances:
     allow_env_change: bool = False
     told: Told | None = None
     epoch_done: Callable[[Row], None] | None = None
+    coefficients: Path | None = None
+    """Where coefficients are kept that the same settings without a head have come to."""
 
 
 @final
@@ -61,6 +68,9 @@ class Outcome:
     """All of the model's weights, if they were trained."""
     adapter: Adapter | None = None
     """What was trained in their place."""
+    head: Head | None = None
+    head_of: Mapping[str, str] = field(default_factory=dict)
+    """What the head's features come from."""
     device: str = "cpu"
     notes: tuple[str, ...] = ()
 
@@ -70,6 +80,26 @@ def open_bank(name: str | Path) -> Bank:
     if not Path(name).exists() and str(name).split("-")[0] == "mini":
         return Bank.open(mini_bank(str(name)))
     return Bank.open(name)
+
+
+@final
+@dataclass(frozen=True)
+class _Made:
+    """What a method came to, before it is measured."""
+
+    model_for: Callable[[str], nn.Module]
+    """The model for a task, by the task's name."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    coefficients: Coefficients | None = None
+    weights: TensorMap | None = None
+    adapter: Adapter | None = None
+    head: Head | None = None
+    notes: tuple[str, ...] = ()
+
+
+def coefficients_file(setting: BaseSetting) -> str:
+    """What coefficients of a setting are kept as."""
+    return f"{setting.id[:16]}.safetensors"
 
 
 @final
@@ -173,13 +203,16 @@ class Work:
             "coefficients": self._composed,
             "weights": self._tuned,
         }[self.setting.method]
-        return method()
+        made = method()
+        if self.setting.head_kind is not None and made.head is None:
+            made = self._topped(made, self.setting.head_kind)
+        return self._outcome(made)
 
-    def _unchanged(self) -> Outcome:
-        return self._outcome(self._measured(lambda name: self.encoder), {})
+    def _unchanged(self) -> _Made:
+        return _Made(lambda name: self.encoder)
 
-    def _own_vectors(self) -> Outcome:
-        return self._outcome(self._measured(self._with_own_vector), {})
+    def _own_vectors(self) -> _Made:
+        return _Made(self._with_own_vector)
 
     def _own(self, *names: str) -> Bank:
         """The tasks' own vectors, also where learning leaves them out."""
@@ -191,31 +224,97 @@ class Work:
             made.values.fill_(1.0)
         return made
 
-    def _searched(self) -> Outcome:
+    def _searched(self) -> _Made:
         made = self._over(self.bank, Partition.whole())
         found = search(made, self._keep(), self.job.points, workers=self._how.workers, told=self._how.told)
         history = [{"scale": scale, "accuracy": measured} for scale, measured in found.tried]
         facts = {"scale": found.scale, "history": history}
-        return self._outcome(self._measured(lambda name: made), facts, found.coefficients)
+        return _Made(lambda name: made, facts, found.coefficients)
 
-    def _composed(self) -> Outcome:
+    def _composed(self) -> _Made:
+        if self.setting.is_joint:
+            return self._joint()
+        known = self._learned_before()
+        if known is not None:
+            return known
         made = self._over(self.bank, self._partition())
         facts, notes = self._learn(Trained.coefficients(made))
-        return self._outcome(self._measured(lambda name: made), facts, made.coefficients, notes=notes)
+        return _Made(lambda name: made, facts, made.coefficients, notes=notes)
 
-    def _tuned(self) -> Outcome:
+    def _learned_before(self) -> _Made | None:
+        """Coefficients that the same setting without a head has come to, where such are kept."""
+        place = self._how.coefficients
+        if place is None or self.setting.head_kind is None:
+            return None
+        path = place / coefficients_file(self.setting.headless())
+        if not path.exists():
+            return None
+        found = Coefficients.load(path).for_bank(self.bank)
+        model = Linearised(self.encoder) if self.setting.linearised else self.encoder
+        made = Composition.of(model, self.bank, found, runtime=self._how.runtime)
+        return _Made(lambda name: made, {"trainable": len(found)}, found)
+
+    def _joint(self) -> _Made:
+        """Coefficients and a head that begins as the base's features of the shots, learned together."""
+        made = self._over(self.bank, self._partition())
+        shots = self._shots()
+        head = TipAdapter(self._class_weights()).remember(self._seen(self.encoder, shots), _labels(shots))
+        trained = Trained.coefficients(made).with_head(head.to(self._device))
+        facts, notes = self._learn(trained)
+        facts["head"] = {"kind": head.kind, "trainable": head.count}
+        return _Made(lambda name: made, facts, made.coefficients, head=head, notes=notes)
+
+    def _tuned(self) -> _Made:
         if self.setting.rank is not None:
             return self._adapted(self.setting.rank)
         trained = Trained.weights(self.encoder, linearised=self.setting.linearised)
         facts, notes = self._learn(trained)
-        measured = self._measured(lambda name: trained.model)
-        return self._outcome(measured, facts, weights=tuned_weights(self.encoder, trained), notes=notes)
+        tuned = tuned_weights(self.encoder, trained)
+        return _Made(lambda name: trained.model, facts, weights=tuned, notes=notes)
 
-    def _adapted(self, rank: int) -> Outcome:
+    def _adapted(self, rank: int) -> _Made:
         made = adapter(self.encoder, rank, seed=self.setting.seed)
         facts, notes = self._learn(made.trained)
-        measured = self._measured(lambda name: made.trained.model)
-        return replace(self._outcome(measured, facts, notes=notes), adapter=made)
+        return _Made(lambda name: made.trained.model, facts, adapter=made, notes=notes)
+
+    # heads
+
+    def _topped(self, made: _Made, kind: str) -> _Made:
+        """A head on what was made, learned from the same shots; the step is chosen as the epoch is."""
+        shots = self._shots()
+        model = made.model_for(next(iter(self._tasks.values())).name)
+        held_out = None
+        if isinstance(self.job.keep, Best):
+            (split,) = self.job.keep.splits
+            held_out = (self._features(model, split)[0], _labels(split))
+        head = new_head(kind, self._class_weights()).to(self._device)
+        done = head.fit(self._seen(model, shots), _labels(shots), held_out=held_out, told=self._how.told)
+        said = {"kind": kind, "trainable": head.count, "steps": len(done.losses), "kept_step": done.kept}
+        said["loss"] = [done.losses[0], done.losses[-1]]
+        return replace(made, head=head, facts={**made.facts, "head": said})
+
+    def _shots(self) -> Labelled:
+        assert self.job.shots is not None  # settings with heads have shots
+        return self.job.shots
+
+    def _class_weights(self) -> ClassWeights:
+        return self.encoder.class_weights(self._shots().classes, told=self._how.told)
+
+    def _seen(self, model: nn.Module, shots: Labelled) -> Tensor:
+        """Several views of every shot."""
+        return self._features(model, shots, view=self.setting.head_view, views=VIEWS, seed=self.setting.seed)
+
+    def _features(self, model: nn.Module, split: Labelled, **how: Any) -> Tensor:
+        cache, told = self._cache, self._how.told
+        found = features(model, split, workers=self._how.workers, cache=cache, told=told, **how)
+        return found.to(self._device)
+
+    @property
+    def _cache(self) -> FeatureCache | None:
+        """Features are worth keeping where several heads are learned on them."""
+        return FeatureCache.usual() if self.setting.head_kind is not None else None
+
+    # learning
 
     def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
         how = self._how
@@ -259,27 +358,36 @@ class Work:
 
     # results
 
-    def _measured(self, model_for: Callable[[str], nn.Module]) -> dict[str, tuple[Labelled, Tensor]]:
-        how = self._how
+    def _measured(
+        self, model_for: Callable[[str], nn.Module], head: Head | None = None
+    ) -> dict[str, tuple[Labelled, Tensor]]:
         return {
-            name: (split, answers(model_for(name), split, workers=how.workers, told=how.told))
+            name: (split, self._answers(model_for(name), split, head))
             for name, split in self.job.tests.items()
         }
 
-    def _outcome(
-        self,
-        measured: Mapping[str, tuple[Labelled, Tensor]],
-        facts: dict[str, Any],
-        coefficients: Coefficients | None = None,
-        *,
-        weights: TensorMap | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> Outcome:
+    def _answers(self, model: nn.Module, split: Labelled, head: Classifier | None) -> Tensor:
+        how = self._how
+        return answers(model, split, head=head, workers=how.workers, cache=self._cache, told=how.told)
+
+    def _elsewhere(self, made: _Made) -> dict[str, Any]:
+        """Other data with the same classes, or some of them, by name."""
+        head: Classifier = made.head or self._class_weights()
+        model = made.model_for("")
+        return {
+            name: _score(split, self._answers(model, split, Among(head, split.classes.names)))
+            for name, split in self.job.out_of_domain.items()
+        }
+
+    def _outcome(self, made: _Made) -> Outcome:
+        measured = self._measured(made.model_for, made.head)
         scores = {name: _score(split, said) for name, (split, said) in measured.items()}
-        metrics: dict[str, Any] = {"accuracy": scores, **facts}
+        metrics: dict[str, Any] = {"accuracy": scores, **made.facts}
+        if self.job.out_of_domain:
+            metrics["out_of_domain"] = self._elsewhere(made)
         if self.job.own_vectors and self.setting.method not in ("none", "vector"):
             metrics["reference"] = {task: self._with_own(split) for task, split in self.job.tests.items()}
-        if self.setting.compare and self.setting.method != "none":
+        if self.setting.compare and (self.setting.method != "none" or made.head is not None):
             unchanged = self._measured(lambda name: self.encoder)
             metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
         doubts = [note for split, said in measured.values() for note in accuracy(said, split).notes]
@@ -292,10 +400,13 @@ class Work:
             metrics,
             self._inputs(),
             {ref: task.name for ref, task in self._tasks.items()},
-            coefficients,
-            weights,
+            made.coefficients,
+            made.weights,
+            made.adapter,
+            made.head,
+            identity(made.model_for("")) if made.head is not None else {},
             device=self._device.type,
-            notes=(*self.job.notes, *notes, *doubts),
+            notes=(*self.job.notes, *made.notes, *doubts),
         )
 
     def _inputs(self) -> dict[str, Any]:
@@ -326,6 +437,10 @@ def _score(split: Labelled, said: Tensor) -> dict[str, Any]:
         "interval": list(found.interval),
         "right": _bits(said == torch.tensor(split.labels)),
     }
+
+
+def _labels(split: Labelled) -> Tensor:
+    return torch.tensor(split.labels)
 
 
 def _sizes(splits: Mapping[str, Labelled]) -> dict[str, int]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from aniso.compose import Composition
-from aniso.data import Batches, Labelled
+from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.models import ClassWeights, Encoder
+from aniso.learn.features import FeatureCache, encoder_of, features, passed
+from aniso.learn.heads import Classifier
 from aniso.weights.files import Told
 
 
@@ -51,24 +51,11 @@ class Accuracy:
         return f"{self.value:.1%} ({low:.1%} to {high:.1%}), {self.correct:,} of {self.total:,}"
 
 
-def encoder_of(model: nn.Module) -> Encoder:
-    """The encoder behind a model or a composition, for what is not its weights' business."""
-    inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
-    if not isinstance(inner, Encoder):
-        raise UsageError(
-            "MODEL-NAME",
-            f"a {type(inner).__name__} is no encoder",
-            expected="a model from load_model, or a composition of one",
-            fix="aniso.load_model(...)",
-        )
-    return inner
-
-
 def evaluate(
     model: nn.Module,
     split: Labelled,
     *,
-    head: ClassWeights | None = None,
+    head: Classifier | None = None,
     batch: int = 256,
     workers: int = 0,
     told: Told | None = None,
@@ -85,9 +72,10 @@ def answers(
     model: nn.Module,
     split: Labelled,
     *,
-    head: ClassWeights | None = None,
+    head: Classifier | None = None,
     batch: int = 256,
     workers: int = 0,
+    cache: FeatureCache | None = None,
     told: Told | None = None,
 ) -> Tensor:
     """For every picture of a split, in order, the class that a model says it is."""
@@ -96,20 +84,20 @@ def answers(
     head = head or encoder.class_weights(split.classes, told=told)
     _require_same_classes(head, split)
     device = next(iter(encoder.parameters())).device
-    before = model.training
-    model.eval()
+    if cache is not None:
+        whole = features(model, split, batch=batch, workers=workers, cache=cache, told=told)[0]
+        seen = iter(torch.split(whole, batch))
+    else:
+        seen = passed(model, split, batch=batch, workers=workers)
     found: list[Tensor] = []
     done = 0
-    try:
-        for batch_ in Batches(split, encoder.transforms.eval, size=batch, workers=workers):
-            logits = head.logits(model(batch_.images.to(device)))
-            _require_finite(logits, split, batch_.indices)
-            found.append(logits.argmax(-1).cpu())
-            done += len(batch_)
-            if told:
-                told(split.name, done, len(split))
-    finally:
-        model.train(before)
+    for piece in seen:
+        logits = head.logits(piece.to(device))
+        _require_finite(logits, split, done)
+        found.append(logits.argmax(-1).cpu())
+        done += len(piece)
+        if told:
+            told(split.name, done, len(split))
     return torch.cat(found)
 
 
@@ -159,7 +147,7 @@ def _one_answer(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
     return (f"warning: {split.name}: every picture is said to be '{printable(name, 40)}'",)
 
 
-def _require_same_classes(head: ClassWeights, split: Labelled) -> None:
+def _require_same_classes(head: Classifier, split: Labelled) -> None:
     if head.names != split.classes.names:
         odd = [n for n in split.classes.names if n not in head.names][:5]
         raise InputError(
@@ -172,12 +160,12 @@ def _require_same_classes(head: ClassWeights, split: Labelled) -> None:
         )
 
 
-def _require_finite(logits: torch.Tensor, split: Labelled, indices: tuple[int, ...]) -> None:
+def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
     bad = (~torch.isfinite(logits).all(-1)).nonzero().flatten().tolist()
     if bad:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"{len(bad)} pictures of {split.name} give features that are NaN or infinite",
-            first=split.images.label(indices[bad[0]]),
+            first=split.images.label(start + bad[0]),
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )

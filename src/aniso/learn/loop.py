@@ -11,16 +11,17 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from aniso.data import Batch, draw
+from aniso.data import Batch, Split, draw
 from aniso.errors import InputError, NumericalError, ResourceError
-from aniso.learn.evaluate import encoder_of, evaluate
+from aniso.learn.evaluate import evaluate
+from aniso.learn.features import encoder_of
+from aniso.learn.heads import Among, Classifier
 from aniso.learn.keep import Keep
 from aniso.learn.objectives import DataTerm, Objective, Seen
 from aniso.learn.passes import Passes
 from aniso.learn.schedule import Schedule
 from aniso.learn.state import State
 from aniso.learn.trained import Trained
-from aniso.models import ClassWeights
 from aniso.weights.files import Told
 
 Row = dict[str, Any]
@@ -36,7 +37,7 @@ class _Bound:
 
     weight: float
     term: DataTerm
-    head: ClassWeights
+    head: Classifier
 
 
 @final
@@ -60,13 +61,12 @@ class Loop:
         self._seed = seed
         self._workers = workers
         encoder = encoder_of(trained.model)
-        self._bound = [_Bound(w, t, encoder.class_weights(t.split.classes)) for w, t in objective.data_terms]
-        self._heads = {split.name: encoder.class_weights(split.classes) for split in keep.splits}
+        self._bound = [_Bound(w, t, self._head(t.split)) for w, t in objective.data_terms]
+        self._heads = {split.name: self._head(split) for split in keep.splits}
         views = [(b.term.split, b.term.views(encoder.transforms)) for b in self._bound]
         self._passes = Passes(views, schedule, seed)
-        tensors = list(trained.tensors.values())
-        self._device = tensors[0].device
-        self._optimiser = torch.optim.AdamW(tensors, lr=schedule.lr, weight_decay=schedule.weight_decay)
+        self._device = next(iter(trained.tensors.values())).device
+        self._optimiser = torch.optim.AdamW(_groups(trained, schedule), lr=schedule.lr)
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=schedule.precision == "fp16")
         self.epoch = self.step = 0
         self.history: list[Row] = []
@@ -99,6 +99,12 @@ class Loop:
             yield row
         self._trained.load(self.kept)
 
+    def _head(self, split: Split) -> Classifier:
+        own = self._trained.head
+        if own is None:
+            return encoder_of(self._trained.model).class_weights(split.classes)
+        return own if own.names == split.classes.names else Among(own, split.classes.names)
+
     # training
 
     def _train(self, told: Told, between: Callable[[], None]) -> None:
@@ -117,7 +123,7 @@ class Loop:
     def _take_step(self, batches: Sequence[Batch]) -> None:
         done = self.epoch * self.steps + self.step
         for group in self._optimiser.param_groups:
-            group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps)
+            group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps, group["full_lr"])
         self._optimiser.zero_grad(set_to_none=True)
         at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
         with self._own_chance(), _memory_explained(at_once):
@@ -292,6 +298,17 @@ class Loop:
                 likely="a single class, blocks that do not reach the output, or vectors that are zero there",
                 fix="aniso bank ls shows vectors' norms; --partition says which blocks have coefficients",
             )
+
+
+def _groups(trained: Trained, schedule: Schedule) -> list[dict[str, Any]]:
+    """Tensors that share a learning rate; those with a rate of their own are not pulled to zero."""
+    usual = [tensor for name, tensor in trained.tensors.items() if name not in trained.rates]
+    groups: list[dict[str, Any]] = [
+        {"params": usual, "full_lr": schedule.lr, "weight_decay": schedule.weight_decay}
+    ]
+    for name, rate in trained.rates.items():
+        groups.append({"params": [trained.tensors[name]], "full_lr": rate, "weight_decay": 0.0})
+    return groups
 
 
 _ADAM = ("step", "exp_avg", "exp_avg_sq")

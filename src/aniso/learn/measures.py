@@ -11,8 +11,9 @@ from torch import Tensor
 from aniso.classes import ClassList
 from aniso.compose import Coefficients, Composition
 from aniso.data import Labelled
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import UsageError, printable
 from aniso.learn.evaluate import Accuracy, accuracy, answers
+from aniso.learn.heads import Among, Head
 from aniso.models import Encoder
 from aniso.vectors import Block
 
@@ -87,24 +88,20 @@ class only:  # noqa: N801 (reads as a phrase: with only(composition, ["cars"]))
 
 
 def out_of_domain(
-    model: Composition | Encoder, learned: ClassList, split: Labelled, encoder: Encoder, *, workers: int = 0
+    model: Composition | Encoder,
+    learned: ClassList,
+    split: Labelled,
+    encoder: Encoder,
+    *,
+    head: Head | None = None,
+    workers: int = 0,
 ) -> Accuracy:
     """The accuracy on another data set with (some of) the classes something was learned for.
 
     Answers are among the other data set's classes, matched by name; it may lack some, never have new ones.
     """
-    unknown = [name for name in split.classes.names if name not in learned.names]
-    if unknown:
-        raise InputError(
-            "DATA-CLASS",
-            f"{split.name} has {len(unknown)} classes that nothing was learned for",
-            found=printable(", ".join(unknown[:8])),
-            expected=printable(", ".join(learned.names[:8])),
-            fix="evaluate it as a task of its own: aniso eval",
-        )
-    prompts = ClassList(split.classes.names, learned.prompts)
-    head = encoder.class_weights(prompts)
-    return accuracy(answers(model, split, head=head, workers=workers), split, head.notes)
+    among = Among(head or encoder.class_weights(learned), split.classes.names)
+    return accuracy(answers(model, split, head=among, workers=workers), split, among.notes)
 
 
 def by_kind(coefficients: Coefficients) -> dict[str, Tensor]:

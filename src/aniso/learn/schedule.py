@@ -65,14 +65,15 @@ class Schedule:
     def steps(self, *sizes: int) -> int:
         return self.epochs * self.epoch_steps(sizes)
 
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, counted from 0."""
+    def rate(self, step: int, steps: int, full: float | None = None) -> float:
+        """The learning rate of a step, counted from 0; ``full`` is the highest, if not ``lr``."""
+        lr = self.lr if full is None else full
         warm = min(self.warmup, steps // 10)
         if step < warm:
-            return self.lr * (step + 1) / warm
+            return lr * (step + 1) / warm
         if self.shape == "constant":
-            return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+            return lr
+        return lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 def _unusable(name: str, value: object, expected: str) -> UsageError:

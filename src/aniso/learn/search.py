@@ -10,7 +10,8 @@ import torch
 
 from aniso.compose import Coefficients, Composition
 from aniso.errors import UsageError
-from aniso.learn.evaluate import encoder_of, evaluate
+from aniso.learn.evaluate import evaluate
+from aniso.learn.features import encoder_of
 from aniso.learn.keep import Keep
 from aniso.weights.files import Told
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from aniso.compose import Composition, Tangent
 from aniso.compose.slots import Slots
-from aniso.learn.evaluate import encoder_of
+from aniso.errors import UsageError
+from aniso.learn.features import encoder_of
+from aniso.learn.heads import Head
 from aniso.models import Encoder
+from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 
 @final
@@ -26,6 +30,10 @@ class Trained:
     """What the model is apart from these tensors, as plain data."""
     slots: Slots | None = None
     """What coefficients belong to, if coefficients are trained."""
+    head: Head | None = None
+    """What answers; class weights from prompts if there is none."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of tensors that have their own, and that nothing pulls to zero."""
 
     @classmethod
     def coefficients(cls, composition: Composition) -> Trained:
@@ -48,6 +56,21 @@ class Trained:
         own = copy.deepcopy(encoder)
         parameters = dict(own.named_parameters())
         return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
+
+    def with_head(self, head: Head) -> Trained:
+        """The same, and a head's parameters with it."""
+        if not head.rates:
+            raise UsageError(
+                "HEAD-FEATURES",
+                f"a head of kind '{head.kind}' learns from features that stay as they are",
+                fix="learn it afterwards (leave out --joint), or use --head tip",
+            )
+        own = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
+        rates = {f"head.{name}": rate for name, rate in head.rates.items()}
+        start = {name: tensor_hash(tensor) for name, tensor in head.tensors().items()}
+        said = {"kind": head.kind, **head.settings(), "start": combined_hash(start)}
+        identity = {**self.identity, "head": said}
+        return replace(self, tensors={**self.tensors, **own}, identity=identity, head=head, rates=rates)
 
     @property
     def count(self) -> int:

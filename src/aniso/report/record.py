@@ -74,6 +74,13 @@ class Spec(_Part):
     shots: Annotated[int, Field(ge=0)] | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: int | None = None
+    head: str | None = None
+    joint: bool = False
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the run measures the base as it is, which no number of pictures changes."""
+        return self.method == "none" and self.head is None
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -92,7 +99,7 @@ class Spec(_Part):
             "negation": ("target", "control"),
             "finetune": ("task",),
         }[self.setting]
-        free = ("shots", "fraction") if self.method == "none" else ()  # zero-shot uses no pictures
+        free = ("shots", "fraction") if self.unchanged else ()
         for name in needed:
             if getattr(self, name) in (None, 0) and name not in free:
                 raise ValueError(f"a {self.setting} run needs {name}")

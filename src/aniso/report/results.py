@@ -18,7 +18,7 @@ Seeds = dict[int, dict[str, float]]  # seed, task: per cent
 
 KEPT = 0.95  # negation may cost the control task a twentieth of its zero-shot accuracy
 _ORDER = ("none", "vector", "search", "weights", "coefficients")
-_IDENTITY = ("model", "linearised", "method", "partition", "control")
+_IDENTITY = ("model", "linearised", "method", "partition", "control", "head", "joint")
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
     "peft": ("task", "fraction", "seed"),
@@ -182,7 +182,7 @@ def _completed(records: Sequence[Record]) -> list[Record]:
         model, metrics = record.inputs.model, record.metrics
         found = {task: record.accuracy(task) for task in record.spec.measured}
         zero |= {(model, task): share for task, share in metrics.zero_shot.items()}
-        if record.spec.method == "none":
+        if record.spec.unchanged:
             zero |= {(model, task): share for task, share in found.items()}
         if not record.spec.linearised:  # linearised vectors are another reference
             reference |= {(model, task): share for task, share in (metrics.reference or {}).items()}
@@ -248,8 +248,9 @@ def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
     return dict(sorted(rows.items(), key=lambda item: (_rank(item[1]), item[0])))
 
 
-def _rank(records: Sequence[Record]) -> int:
-    return min(_ORDER.index(record.spec.method) for record in records)
+def _rank(records: Sequence[Record]) -> tuple[int, bool]:
+    """By method, and what has a head after what has none."""
+    return min((_ORDER.index(record.spec.method), record.spec.head is not None) for record in records)
 
 
 def _distinguishing(records: Sequence[Record]) -> list[str]:
@@ -293,7 +294,7 @@ def _row(name: str, records: Sequence[Record], columns: Sequence[Column]) -> Row
     for record in records:
         for column in columns:
             cells[column][record.seed].update(_values(record, column))
-    fixed = all(record.spec.method == "none" for record in records)
+    fixed = all(record.spec.unchanged for record in records)
     kept = {column: {seed: v for seed, v in seeds.items() if v} for column, seeds in cells.items()}
     if fixed:
         kept = {column: _without_seeds(seeds) for column, seeds in kept.items()}
@@ -314,8 +315,7 @@ def _values(record: Record, column: Column) -> dict[str, float]:
     if record.spec.setting not in ("few-shot", "peft"):
         return _shaped(record, column, shares)
     x = record.spec.shots if record.spec.setting == "few-shot" else 100 * (record.spec.fraction or 0)
-    everywhere = record.spec.method == "none"  # the same whatever the number of shots
-    return _shaped(record, column, shares) if everywhere or x == column.x else {}
+    return _shaped(record, column, shares) if record.spec.unchanged or x == column.x else {}
 
 
 def _shaped(record: Record, column: Column, shares: Mapping[str, float]) -> dict[str, float]:

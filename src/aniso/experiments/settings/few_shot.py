@@ -1,12 +1,16 @@
-"""A new task from a few labelled pictures of each class."""
+"""Few-shot recognition: a new task from k pictures of each class."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from aniso.data import Labelled
 from aniso.experiments.settings.setting import Job, OneTask, Tasks, one_task, require_split
+from aniso.learn import Schedule
 
 
 class FewShot(OneTask):
@@ -15,6 +19,40 @@ class FewShot(OneTask):
     setting: Literal["few-shot"] = "few-shot"
     shots: int = Field(default=16, ge=1)
     allow_fewer_shots: bool = False
+    head: Literal["tip", "lpp", "linear"] | None = None
+    """Learned on features of the same pictures, once the rest is learned."""
+    joint: bool = False
+    """Coefficients and head are learned together, in twice as many epochs."""
+    out_of_domain: tuple[str, ...] = Field(default=(), strict=False)
+    """Tasks with the same classes, or some of them, that are measured with what was learned."""
+
+    _later: ClassVar[Mapping[str, Any]] = {"head": None, "joint": False, "out_of_domain": []}
+
+    @model_validator(mode="after")
+    def _learns_heads(self) -> Self:
+        if self.joint and (self.head != "tip" or self.method != "coefficients"):
+            raise ValueError("joint learning is for coefficients and the head 'tip'")
+        return self
+
+    @property
+    def head_kind(self) -> str | None:
+        return self.head
+
+    @property
+    def is_joint(self) -> bool:
+        return self.joint
+
+    @property
+    def head_view(self) -> str:
+        return self.view
+
+    def headless(self) -> FewShot:
+        return self.model_copy(update={"head": None, "out_of_domain": ()})
+
+    def resolved_schedule(self) -> Schedule:
+        found = super().resolved_schedule()
+        said = self.schedule.epochs is not None
+        return replace(found, epochs=2 * found.epochs) if self.joint and not said else found
 
     def job(self, tasks: Tasks) -> Job:
         task = tasks(self.task)
@@ -22,4 +60,9 @@ class FewShot(OneTask):
         shots = train.shots(self.shots, self.seed, allow_fewer=self.allow_fewer_shots)
         short = [name for name, count in shots.counts.items() if count < self.shots]
         fewer = [f"fewer than {self.shots} shots of {len(short)} classes, first: {short[0]}"] if short else []
-        return one_task(self, task, shots, *fewer)
+        job = one_task(self, task, shots, *fewer)
+        return replace(job, shots=shots, out_of_domain=self._elsewhere(tasks))
+
+    def _elsewhere(self, tasks: Tasks) -> dict[str, Labelled]:
+        found = [tasks(name) for name in self.out_of_domain]
+        return {task.name: require_split(task, "test", "results are measured on") for task in found}

@@ -7,7 +7,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -60,6 +60,10 @@ class Job:
     """Scales to search through."""
     own_vectors: bool = False
     """Whether every task has a vector of its own, which alone is what results are compared with."""
+    shots: Labelled | None = None
+    """What a head is learned from, if there is one."""
+    out_of_domain: Mapping[str, Labelled] = field(default_factory=dict)
+    """Other data with the same classes, or some of them, measured with what was learned."""
     notes: tuple[str, ...] = ()
 
 
@@ -81,6 +85,8 @@ class BaseSetting(Strict, ABC):
 
     usual: ClassVar[Schedule]
     """The paper's recipe."""
+    _later: ClassVar[Mapping[str, Any]] = {}
+    """Keys that came after records were made, with what held before: at that, they are no part of the id."""
     usual_weights: ClassVar[Schedule] = PAPER
     """The paper's recipe when all weights are trained."""
 
@@ -96,6 +102,25 @@ class BaseSetting(Strict, ABC):
     def rank(self) -> int | None:
         """Of the LoRA that is trained in the place of all weights, if one is."""
         return None
+
+    @property
+    def head_kind(self) -> str | None:
+        """The head that is learned on features, if one is."""
+        return None
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether head and coefficients are learned together."""
+        return False
+
+    @property
+    def head_view(self) -> str:
+        """How a head sees what it learns from."""
+        return "eval"
+
+    def headless(self) -> BaseSetting:
+        """The same without a head."""
+        return self
 
     @abstractmethod
     def job(self, tasks: Tasks) -> Job: ...
@@ -121,6 +146,9 @@ class BaseSetting(Strict, ABC):
             del decisive["schedule"]  # nothing is learned
         if self.method != "coefficients":
             del decisive["partition"]
+        for key, usual in self._later.items():
+            if decisive.get(key, usual) == usual:
+                decisive.pop(key, None)
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

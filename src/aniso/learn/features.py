@@ -1,0 +1,178 @@
+"""Features of pictures, for heads to learn from; kept on disk, found again only if nothing has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from aniso.compose import Composition
+from aniso.data import Batches, Split
+from aniso.errors import AnisoError, UsageError
+from aniso.models import Encoder
+from aniso.weights import SafetensorsFile, save_safetensors
+from aniso.weights.files import RawFile, Told
+from aniso.weights.fingerprint import combined_hash, tensor_hash
+
+_VERSION = "1"
+_LIMIT = 2 << 30  # bytes on disk
+
+
+def encoder_of(model: nn.Module) -> Encoder:
+    """The encoder behind a model or a composition, for what is not its weights' business."""
+    inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
+    if not isinstance(inner, Encoder):
+        raise UsageError(
+            "MODEL-NAME",
+            f"a {type(inner).__name__} is no encoder",
+            expected="a model from load_model, or a composition of one",
+            fix="aniso.load_model(...)",
+        )
+    return inner
+
+
+def identity(model: nn.Module) -> dict[str, str]:
+    """What a model's features depend on, beside the pictures: its weights, or base, bank and coefficients."""
+    encoder = encoder_of(model)
+    out = {"model": encoder.fingerprint}
+    if isinstance(model, Composition):
+        out |= {
+            "bank": model.bank.content_hash,
+            "partition": str(model.partition.as_dict()),
+            "coefficients": tensor_hash(model.values.detach().cpu()),
+            "linearised": str(model.linearised),
+        }
+    elif not isinstance(model, Encoder):
+        state = {name: tensor_hash(tensor.detach().cpu()) for name, tensor in model.state_dict().items()}
+        out["weights"] = combined_hash(state)
+    return out
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Files named by all that features depend on, pictures included. Without a directory nothing is kept."""
+
+    directory: Path | None
+    limit: int = _LIMIT
+    """Bytes; beyond it those that were not used for longest are removed."""
+
+    @classmethod
+    def usual(cls) -> FeatureCache:
+        """``$ANISO_CACHE``, or ``aniso`` in the user's cache directory."""
+        said = os.environ.get("ANISO_CACHE")
+        home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
+        try:
+            return cls(home.expanduser() / "features")
+        except RuntimeError:  # no home
+            return cls(None)
+
+    def get(self, key: str) -> Tensor | None:
+        """What was kept under a key; a damaged file is as good as none."""
+        if self.directory is None:
+            return None
+        path = self._path(key)
+        try:
+            file = SafetensorsFile(RawFile(path))
+            found = file.read("features")
+            if file.metadata.get("hash") != tensor_hash(found):
+                return None
+            os.utime(path)
+        except (AnisoError, OSError, ValueError):
+            return None
+        return found
+
+    def put(self, key: str, features: Tensor) -> None:
+        """Keep, if the directory can be written to; features can always be computed again."""
+        if self.directory is None:
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            meta = {"hash": tensor_hash(features)}
+            save_safetensors(self._path(key), {"features": features}, meta, overwrite=True)
+            self._make_room()
+        except (AnisoError, OSError):
+            return
+
+    def _path(self, key: str) -> Path:
+        assert self.directory is not None
+        return self.directory / f"{_VERSION}-{key}.safetensors"
+
+    def _make_room(self) -> None:
+        assert self.directory is not None
+        files = [(path.stat(), path) for path in self.directory.glob("*.safetensors")]
+        used = sum(stat.st_size for stat, _ in files)
+        for stat, path in sorted(files, key=lambda one: one[0].st_mtime):
+            if used <= self.limit:
+                return
+            path.unlink(missing_ok=True)
+            used -= stat.st_size
+
+
+@torch.no_grad()
+def features(
+    model: nn.Module,
+    split: Split,
+    *,
+    view: str = "eval",
+    views: int = 1,
+    seed: int = 0,
+    batch: int = 256,
+    workers: int = 0,
+    cache: FeatureCache | None = None,
+    told: Told | None = None,
+) -> Tensor:
+    """Views x pictures x width, not normalised; chance in views is drawn by (seed, view, picture)."""
+    cache = cache or FeatureCache(None)
+    key = "" if cache.directory is None else _key(model, split, view, views, seed)
+    found = cache.get(key) if key else None
+    if found is not None:
+        return found
+    total = views * len(split)
+    rows: list[Tensor] = []
+    for number in range(views):
+        for piece in passed(model, split, view, seed=seed, number=number, batch=batch, workers=workers):
+            rows.append(piece.float().cpu())
+            if told:
+                told(f"features of {split.name}", sum(map(len, rows)), total)
+    made = torch.cat(rows).view(views, len(split), -1)
+    cache.put(key, made)
+    return made
+
+
+def passed(
+    model: nn.Module,
+    split: Split,
+    view: str = "eval",
+    *,
+    seed: int = 0,
+    number: int = 0,
+    batch: int = 256,
+    workers: int = 0,
+) -> Iterator[Tensor]:
+    """Features of one view of every picture, in order, some at a time."""
+    encoder = encoder_of(model)
+    device = next(iter(encoder.parameters())).device
+    before = model.training
+    model.eval()
+    try:
+        seen = getattr(encoder.transforms, view)
+        for pictures in Batches(split, seen, size=batch, seed=seed, epoch=number, workers=workers):
+            yield model(pictures.images.to(device))
+    finally:
+        model.train(before)
+
+
+def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> str:
+    """Pictures count by what is in their files: under the same name there may be another one tomorrow."""
+    pictures = hashlib.sha256()
+    for index, number in enumerate(split.keys):
+        pictures.update(f"{number} ".encode() + hashlib.sha256(split.images.content(index)).digest())
+    pixels = asdict(encoder_of(model).transforms.pixels)
+    drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
+    own = {"pictures": pictures.hexdigest(), "pixels": str(pixels), "view": drawn, "version": _VERSION}
+    return combined_hash({**identity(model), **own})

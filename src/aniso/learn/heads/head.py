@@ -1,0 +1,257 @@
+"""What all heads share: they begin as the class weights, learn from a few features, and are saved."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aniso.errors import InputError, NumericalError, UsageError, printable
+from aniso.models import ClassWeights
+from aniso.weights import save_safetensors
+from aniso.weights.files import Told
+
+SCHEMA = 1
+FORMAT = "aniso head"
+_LOOK = 10  # steps between two looks at what a step is chosen by
+
+
+class Classifier(Protocol):
+    """What turns features into scores of classes: class weights, or a head that has learned something."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def logits(self, features: Tensor) -> Tensor: ...
+
+
+@final
+@dataclass(frozen=True)
+class Among:
+    """A classifier whose answers are among some of its classes, in another order if need be."""
+
+    classifier: Classifier
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.names if name not in self.classifier.names]
+        if unknown:
+            raise InputError(
+                "DATA-CLASS",
+                f"{len(unknown)} classes are none that anything was learned for",
+                found=printable(", ".join(unknown[:8])),
+                expected=printable(", ".join(self.classifier.names[:8])),
+                fix="evaluate it as a task of its own, without the head",
+            )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.classifier.notes
+
+    def logits(self, features: Tensor) -> Tensor:
+        place = {name: i for i, name in enumerate(self.classifier.names)}
+        return self.classifier.logits(features)[..., [place[name] for name in self.names]]
+
+
+@final
+@dataclass(frozen=True)
+class HeadFit:
+    """What learning a head came to."""
+
+    losses: tuple[float, ...]
+    """Before every step."""
+    kept: int
+    """The step after which the head was kept; 0 is before the first, when it answers as the class weights."""
+
+
+class Head(nn.Module, ABC):
+    """A classifier on image features. Until it has learned something it answers as the class weights do.
+
+    Classes are those of the class weights, whatever labels occur. Features need not be normalised.
+    """
+
+    kind: ClassVar[str]
+    rates: ClassVar[Mapping[str, float]] = {}
+    """Learning rates of its parameters, where it can be trained together with what gives the features."""
+
+    def __init__(self, base: ClassWeights) -> None:
+        super().__init__()
+        self.names = base.names
+        self.notes = base.notes
+        self.by_angle = base.by_angle
+        self.base_weight: Tensor
+        self.base_bias: Tensor | None
+        self.register_buffer("base_weight", base.weight.detach().float().clone())
+        self.register_buffer("base_bias", None if base.bias is None else base.bias.detach().float().clone())
+
+    @property
+    def base(self) -> ClassWeights:
+        return ClassWeights(self.names, self.base_weight, self.base_bias, self.by_angle)
+
+    @abstractmethod
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores of every class."""
+
+    @abstractmethod
+    def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
+        """Learn step by step, giving the loss before each; views x pictures x width, normalised."""
+
+    def fit(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        held_out: tuple[Tensor, Tensor] | None = None,
+        told: Told | None = None,
+    ) -> HeadFit:
+        """Learn from features, (views x) pictures x width, and labels.
+
+        The last step is kept; with ``held_out``, features and labels that nothing is learned from, the step
+        that is best on them, of equals the first.
+        """
+        views = self._usable(features, labels)
+        choice = _Choice(self, held_out)
+        losses: list[float] = []
+        for loss in self._descend(views, labels.to(views.device)):
+            losses.append(self._finite(loss, len(losses)))
+            choice.look(len(losses))
+            if told:
+                told(f"head: {self.kind}", len(losses), self.steps)
+        return HeadFit(tuple(losses), choice.settle(len(losses)))
+
+    steps: int
+    """How many there are at most."""
+
+    @property
+    def count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    # files
+
+    def settings(self) -> dict[str, Any]:
+        """How it learns, as plain data."""
+        return {}
+
+    def save(self, path: str | Path, of: Mapping[str, str], *, overwrite: bool = False) -> str:
+        """Write one safetensors file; ``of`` says what its features come from (``features.identity``)."""
+        index = {
+            "kind": self.kind,
+            "classes": list(self.names),
+            "by_angle": self.by_angle,
+            "settings": self.settings(),
+            "features": dict(of),
+        }
+        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": json.dumps(index, sort_keys=True)}
+        return save_safetensors(Path(path), self.tensors(), meta, overwrite=overwrite)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take over what ``tensors`` gave; shapes that do not fit are an error."""
+        self.load_state_dict(dict(tensors), strict=True)
+        return self
+
+    # what must not go unnoticed
+
+    def _usable(self, features: Tensor, labels: Tensor) -> Tensor:
+        views = features if features.dim() == 3 else features[None]
+        if views.dim() != 3 or views.shape[1] != len(labels) or views.shape[2] != self.base_weight.shape[1]:
+            raise UsageError(
+                "HEAD-FEATURES",
+                "these are not the features of pictures with labels",
+                found=f"features {tuple(features.shape)}, labels {tuple(labels.shape)}",
+                expected=f"(views x) pictures x {self.base_weight.shape[1]}, and as many labels",
+                fix="aniso.learn.features.features(model, split)",
+            )
+        self._require_classes(labels)
+        bad = (~torch.isfinite(views).all(-1).all(0)).nonzero().flatten().tolist()
+        if bad:
+            raise NumericalError(
+                "LEARN-NONFINITE",
+                f"the features of {len(bad)} pictures are NaN or infinite",
+                first=f"picture {bad[0]}, '{printable(self.names[int(labels[bad[0]])])}'",
+                fix="look at these pictures, or for coefficients that are too large: aniso coefficients show",
+            )
+        return functional.normalize(views.detach().float(), dim=-1)
+
+    def _require_classes(self, labels: Tensor) -> None:
+        """Every class needs a picture: one without any would be learned to be never the answer."""
+        if len(self.names) < 2:
+            raise InputError(
+                "HEAD-CLASS",
+                f"'{printable(self.names[0])}' is the only class: there is nothing to tell apart",
+                fix="use a task with two classes or more",
+            )
+        outside = [int(x) for x in set(labels.tolist()) if not 0 <= x < len(self.names)]
+        if outside or labels.is_floating_point():
+            raise UsageError(
+                "HEAD-CLASS",
+                f"{outside[0] if outside else labels.dtype} is no label of {len(self.names)} classes",
+                expected=f"whole numbers from 0 to {len(self.names) - 1}",
+                fix="number labels as the classes are",
+            )
+        counts = torch.bincount(labels.cpu(), minlength=len(self.names)).tolist()
+        absent = [name for name, n in zip(self.names, counts, strict=True) if not n]
+        if absent:
+            raise InputError(
+                "HEAD-CLASS",
+                f"there is no picture of {len(absent)} of {len(self.names)} classes",
+                found=[printable(name, 40) for name in absent[:10]],
+                more=f"{len(absent) - 10} more classes" if len(absent) > 10 else "",
+                fix="add a picture of each, take them out of the task, or learn without --head",
+            )
+
+    def _finite(self, loss: float, step: int) -> float:
+        if not abs(loss) < float("inf"):
+            raise NumericalError(
+                "LEARN-NONFINITE",
+                f"the loss of the head is {loss} in step {step + 1}",
+                fix="try another head: --head lpp cannot diverge",
+            )
+        return loss
+
+
+@final
+class _Choice:
+    """Remembers the best so far, if there is something to choose by."""
+
+    def __init__(self, head: Head, held_out: tuple[Tensor, Tensor] | None) -> None:
+        self._head = head
+        self._held_out = held_out
+        self._best = -1
+        self._kept = 0
+        self._tensors: dict[str, Tensor] = {}
+        if held_out is not None:
+            self._measure(0)
+
+    def look(self, step: int) -> None:
+        if self._held_out is not None and step % _LOOK == 0:
+            self._measure(step)
+
+    def settle(self, steps: int) -> int:
+        """Put the best back; gives its step."""
+        if self._held_out is None:
+            return steps
+        self._measure(steps)
+        self._head.adopt(self._tensors)
+        return self._kept
+
+    @torch.no_grad()
+    def _measure(self, step: int) -> None:
+        assert self._held_out is not None
+        features, labels = self._held_out
+        right = int((self._head.logits(features).argmax(-1) == labels.to(features.device)).sum())
+        if right > self._best:
+            self._best, self._kept = right, step
+            self._tensors = {name: t.detach().clone() for name, t in self._head.state_dict().items()}

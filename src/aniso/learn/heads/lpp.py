@@ -1,0 +1,99 @@
+"""LP++ (Huang et al. 2024): a linear probe that blends prototypes of pictures with text, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aniso.errors import UsageError
+from aniso.learn.heads.head import Head
+from aniso.models import ClassWeights
+
+
+@final
+class LPP(Head):
+    """Logits f · (w_k + alpha_k t_k), with prototypes w_k and multipliers alpha_k of the text embeddings t_k.
+
+    Both blocks are learned in turn, by steps whose sizes come from bounds on the loss's curvature: there is
+    no rate to choose, and the loss never rises.
+    """
+
+    kind = "lpp"
+
+    def __init__(
+        self, base: ClassWeights, *, steps: int = 300, text: float = 250.0, text_every: int = 10
+    ) -> None:
+        """``text`` times the mean cosine of pictures and their class's text is what alpha begins with; alpha
+        takes a step after every ``text_every`` steps of the prototypes."""
+        super().__init__(base)
+        if not base.by_angle:
+            raise UsageError(
+                "HEAD-FEATURES",
+                "LP++ blends pictures with text, and this model has no text",
+                fix="--head linear or --head tip",
+            )
+        self.steps = steps
+        self._text = text
+        self._text_every = text_every
+        self.prototypes = nn.Parameter(torch.zeros_like(self.base_weight))
+        self.alpha = nn.Parameter(self.base_weight.norm(dim=-1))
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "text": self._text, "text_every": self._text_every}
+
+    def logits(self, features: Tensor) -> Tensor:
+        weight = self.prototypes + self.alpha[:, None] * self._directions()
+        return functional.normalize(features, dim=-1) @ weight.to(features).T
+
+    def _directions(self) -> Tensor:
+        return functional.normalize(self.base_weight, dim=-1)
+
+    @torch.no_grad()
+    def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
+        features, wanted = views.flatten(0, 1), labels.repeat(len(views))
+        cosines = features @ self._directions().T
+        step, text_step = step_sizes(features, cosines)
+        self._begin(views.mean(0), cosines, labels, wanted)
+        for number in range(1, self.steps + 1):
+            loss, excess = self._errors(features, cosines, wanted)
+            self.prototypes.sub_(excess.T @ features, alpha=step)
+            if number % self._text_every == 0:
+                _, excess = self._errors(features, cosines, wanted)
+                self.alpha.sub_((excess * cosines).sum(0), alpha=text_step)
+            yield loss
+
+    def _begin(self, features: Tensor, cosines: Tensor, labels: Tensor, wanted: Tensor) -> None:
+        """Prototypes begin as sums over a class's pictures; alpha is the same for all classes."""
+        self.prototypes.zero_().index_add_(0, labels, features)
+        own = cosines.gather(1, wanted[:, None])[:, 0]
+        sums = torch.zeros_like(self.alpha).index_add_(0, wanted, own)
+        counts = torch.bincount(wanted, minlength=len(self.names))
+        self.alpha.fill_(self._text * (sums / counts).mean())
+
+    def _errors(self, features: Tensor, cosines: Tensor, wanted: Tensor) -> tuple[float, Tensor]:
+        """The loss, and its derivative by the logits."""
+        logits = torch.addcmul(features @ self.prototypes.T, self.alpha, cosines)
+        loss = functional.cross_entropy(logits, wanted)
+        excess = logits.softmax(-1)
+        excess[torch.arange(len(wanted), device=wanted.device), wanted] -= 1
+        return loss.item(), excess / len(wanted)
+
+
+def step_sizes(features: Tensor, cosines: Tensor) -> tuple[float, float]:
+    """For the prototypes 4 N / the largest eigenvalue of F'F; for the multipliers of text N / 4 times the
+    largest sum of squares of a class's text logits.
+
+    The Hessian of a softmax is at most a half, so the loss's curvature along the prototypes is at most
+    L = eigenvalue / 2 N. A step of 2 / L, which the first one is, cannot make the loss larger, nor can any
+    shorter one.
+    """
+    count, width = features.shape
+    wide = features.double()
+    gram = wide.T @ wide if width <= count else wide @ wide.T  # both have the same largest eigenvalue
+    largest = float(torch.linalg.eigvalsh(gram)[-1])
+    most = float(cosines.double().square().sum(0).max())
+    return 4 * count / largest, count / (4 * most)

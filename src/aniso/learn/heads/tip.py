@@ -1,0 +1,90 @@
+"""Tip-Adapter, fine-tuned (Zhang et al. 2022): class weights and a cache of the pictures' own features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aniso.learn.heads.head import Head
+from aniso.models import ClassWeights
+
+_ROWS = 4096  # at once, against all keys
+
+
+@final
+class TipAdapter(Head):
+    """Logits of the class weights + alpha exp(-beta (1 - f · keys')) labels.
+
+    Keys are learned, beginning as the mean of every picture's views; so are the two scalars.
+    """
+
+    kind = "tip"
+    rates: ClassVar[Mapping[str, float]] = {"keys": 1e-3, "alpha": 1e-1, "beta": 1e-1}
+
+    def __init__(
+        self, base: ClassWeights, *, steps: int = 300, alpha: float = 1.0, beta: float = 5.5
+    ) -> None:
+        super().__init__(base)
+        self.steps = steps
+        self._scalars = (alpha, beta)
+        self.keys = nn.Parameter(torch.zeros(0, self.base_weight.shape[1]))
+        self.alpha = nn.Parameter(torch.zeros(()))
+        self.beta = nn.Parameter(torch.tensor(beta))
+        self.owners: Tensor
+        self.register_buffer("owners", torch.zeros(0, dtype=torch.long))
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "alpha": self._scalars[0], "beta": self._scalars[1]}
+
+    def logits(self, features: Tensor) -> Tensor:
+        near = functional.normalize(features, dim=-1) @ self.keys.to(features).T
+        weights = torch.exp(self.beta * (near - 1))
+        values = functional.one_hot(self.owners, len(self.names)).to(weights)
+        return self.base.logits(features) + self.alpha * (weights @ values)
+
+    def remember(self, features: Tensor, labels: Tensor) -> Self:
+        """Fill the cache: what there is to learn is where its keys and scalars go from here."""
+        views = self._usable(features, labels)
+        keys = functional.normalize(views.mean(0), dim=-1)
+        self.keys = nn.Parameter(keys.clone())
+        self.owners = labels.to(keys.device).clone()
+        with torch.no_grad():
+            self.alpha.fill_(self._scalars[0])
+            self.beta.fill_(self._scalars[1])
+        return self
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> Self:
+        self.keys = nn.Parameter(torch.empty_like(tensors["keys"]))  # as many as there are
+        self.owners = torch.empty_like(tensors["owners"])
+        return super().adopt(tensors)
+
+    def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
+        """Full batches, each of another view: a picture's own key is its views' mean, not the view itself."""
+        self.remember(views, labels)
+        named = dict(self.named_parameters())
+        groups = [{"params": [named[name]], "lr": rate} for name, rate in self.rates.items()]
+        optimiser = torch.optim.AdamW(groups, weight_decay=0.0, eps=1e-4)
+        for number in range(self.steps):
+            falling = 0.5 * (1 + math.cos(math.pi * number / self.steps))
+            for group, rate in zip(optimiser.param_groups, self.rates.values(), strict=True):
+                group["lr"] = rate * falling
+            optimiser.zero_grad(set_to_none=True)
+            with torch.enable_grad():
+                loss = self._gradients(views[number % len(views)], labels)
+            optimiser.step()
+            yield loss
+
+    def _gradients(self, features: Tensor, labels: Tensor) -> float:
+        """Of a full batch, some rows at a time: all against all would not fit for a thousand classes."""
+        total = 0.0
+        for start in range(0, len(labels), _ROWS):
+            rows, wanted = features[start : start + _ROWS], labels[start : start + _ROWS]
+            loss = functional.cross_entropy(self.logits(rows), wanted) * (len(wanted) / len(labels))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total
