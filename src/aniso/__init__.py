@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from aniso.learn import finetune as finetune
     from aniso.learn import fit as fit
     from aniso.learn import search as search
+    from aniso.learn.features import features as features
+    from aniso.learn.heads import LPP as LPP
+    from aniso.learn.heads import LinearProbe as LinearProbe
+    from aniso.learn.heads import TipAdapter as TipAdapter
+    from aniso.learn.heads import load_head as load_head
     from aniso.models import Encoder as Encoder
     from aniso.models import load_model as load_model
     from aniso.vectors import Bank as Bank
@@ -72,6 +77,11 @@ _HOMES = {
     "evaluate": "aniso.learn",
     "finetune": "aniso.learn",
     "Schedule": "aniso.learn",
+    "features": "aniso.learn.features",
+    "TipAdapter": "aniso.learn.heads",
+    "LPP": "aniso.learn.heads",
+    "LinearProbe": "aniso.learn.heads",
+    "load_head": "aniso.learn.heads",
     "AnisoError": "aniso.errors",
 }
 __all__ = [*_HOMES, "__version__"]

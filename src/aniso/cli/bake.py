@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aniso.cli import options, show
+from aniso.errors import UsageError
+
+if TYPE_CHECKING:
+    from aniso.compose import Baked, Coefficients
+    from aniso.vectors import Bank
+
+_HEAD = "head.safetensors"
 
 
 def bake(
@@ -16,6 +23,9 @@ def bake(
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
     to: Annotated[str, typer.Option(help="safetensors, open_clip or huggingface.")] = "safetensors",
+    head: Annotated[
+        Path | None, typer.Option("--head", help="A head learned on this composition, to put beside it.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of composed weights: fp32, fp16 or bf16; the base's by default.")
     ] = None,
@@ -26,19 +36,50 @@ def bake(
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
     from aniso.compose import Baked, Coefficients
 
-    made = Coefficients.load(coefficients)
-    baked = Baked(options.base_files(base), options.open_bank(bank), made, dtype=options.dtype(dtype))
+    made, opened = Coefficients.load(coefficients), options.open_bank(bank)
+    baked = Baked(options.base_files(base), opened, made, dtype=options.dtype(dtype))
+    beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
+    if head is not None and to == "safetensors" and beside.exists() and not overwrite:
+        raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
+    also = {_HEAD: _carried_over(head, made, opened, baked)} if head is not None else {}
     with show.progress("baking", baked.nbytes) as advance:
         notes = baked.save(
             out,
             to=to,
             activation=activation,
             command=show.this_command(),
+            also=also,
             overwrite=overwrite,
             progress=advance,
         )
+    if head is not None and to == "safetensors":
+        _write(beside, also[_HEAD][0], overwrite)
     if json:
         show.as_json({"out": str(out), "to": to, "coefficients": len(made), "notes": list(notes)})
         return
     show.notes(notes)
     show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.origin.base.label}, {made.partition}")
+    if head is not None:
+        show.line(
+            f"wrote {beside if to == 'safetensors' else out / _HEAD}: aniso eval --head answers with it"
+        )
+
+
+def _carried_over(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:
+    """A head of the composition as one of the checkpoint that is baked from it, and a sentence on it."""
+    from aniso.learn.features import composed_identity
+    from aniso.learn.heads import load_head
+    from aniso.vectors import BlockSource
+
+    saved = load_head(path)
+    saved.require_features(composed_identity(made.origin.base.content, made.chosen(bank), made), str(path))
+    content = saved.head.to_bytes({"model": BlockSource(baked).identity().content})
+    said = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
+    return content, said
+
+
+def _write(path: Path, content: bytes, overwrite: bool) -> None:
+    from aniso.weights.atomic import atomic_file
+
+    with atomic_file(path, overwrite=overwrite) as file:
+        file.stream.write(content)

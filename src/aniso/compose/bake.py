@@ -99,13 +99,15 @@ class Baked(WeightSource):
         to: str = "safetensors",
         activation: str | None = None,
         command: str = "",
+        also: Mapping[str, tuple[bytes, str]] | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
         """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory. Returns notes.
 
         A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
-        the tokenizer that lies with the base.
+        the tokenizer that lies with the base; ``also`` are more files for it, by name, each with a sentence
+        for the card.
         """
         origin = self._coefficients.origin
         record = {
@@ -133,12 +135,14 @@ class Baked(WeightSource):
             overwrite=overwrite,
             progress=progress,
             metadata=record,
-            beside=self._beside(to, command) if to != "safetensors" else {},
+            beside=self._beside(to, command, also or {}) if to != "safetensors" else {},
         )
 
-    def _beside(self, to: str, command: str) -> dict[str, bytes]:
-        card = model_card(self._coefficients, self._bank, command=command)
+    def _beside(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
+        more = [f"`{name}` {said}" for name, (_, said) in also.items()]
+        card = model_card(self._coefficients, self._bank, command=command, more=more)
         out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}
+        out |= {name: content for name, (content, _) in also.items()}
         files = self._blocks.source.files
         home = files[0].path.parent if files else None
         if to == "huggingface" and home is not None and (home / "config.json").is_file():

@@ -13,8 +13,11 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#&~$])")
 _ROWS = 200
 
 
-def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "") -> str:
-    """Markdown with the front matter that model hubs read; the numbers themselves lie beside it."""
+def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", more: Iterable[str] = ()) -> str:
+    """Markdown with the front matter that model hubs read; the numbers themselves lie beside it.
+
+    ``more`` are sentences on what else lies there.
+    """
     base, origin = _line(coefficients.origin.base.label), coefficients.origin
     return "\n".join(
         [
@@ -29,6 +32,7 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "") -> 
             "nothing but the architecture's own library is needed to run them. "
             "`coefficients.safetensors` holds every coefficient, with the names it belongs to.",
             "",
+            *(line for sentence in more for line in (sentence, "")),
             *_vectors(coefficients, bank),
             "",
             f"- base: {base}, content `{origin.base.content}`",

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from aniso.compose import Composition
+from aniso.compose import Coefficients, Composition
 from aniso.data import Batches, Split
 from aniso.errors import AnisoError, UsageError
 from aniso.models import Encoder
+from aniso.vectors import Bank
 from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile, Told
 from aniso.weights.fingerprint import combined_hash, tensor_hash
@@ -39,18 +40,24 @@ def encoder_of(model: nn.Module) -> Encoder:
 def identity(model: nn.Module) -> dict[str, str]:
     """What a model's features depend on, beside the pictures: its weights, or base, bank and coefficients."""
     encoder = encoder_of(model)
-    out = {"model": encoder.fingerprint}
     if isinstance(model, Composition):
-        out |= {
-            "bank": model.bank.content_hash,
-            "partition": str(model.partition.as_dict()),
-            "coefficients": tensor_hash(model.values.detach().cpu()),
-            "linearised": str(model.linearised),
-        }
-    elif not isinstance(model, Encoder):
+        return composed_identity(encoder.fingerprint, model.bank, model.coefficients)
+    out = {"model": encoder.fingerprint}
+    if not isinstance(model, Encoder):
         state = {name: tensor_hash(tensor.detach().cpu()) for name, tensor in model.state_dict().items()}
         out["weights"] = combined_hash(state)
     return out
+
+
+def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict[str, str]:
+    """The same for a composition of a base with this fingerprint, without the model itself."""
+    return {
+        "model": base,
+        "bank": bank.content_hash,
+        "partition": str(coefficients.partition.as_dict()),
+        "coefficients": tensor_hash(coefficients.values.detach().cpu()),
+        "linearised": str(coefficients.linearised),
+    }
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Records of experiments, made into tables, figures and one page. Needs no torch."""
 
+from aniso.report.elsewhere import elsewhere
 from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
 from aniso.report.files import build
 from aniso.report.html_page import Section, page
-from aniso.report.overlap import complementarity
+from aniso.report.overlap import complementarity, gains
 from aniso.report.record import Record, experiments, mixed, read_records
 from aniso.report.results import details, table
 from aniso.report.tables import Estimate, Table
@@ -18,6 +19,8 @@ __all__ = [
     "table",
     "details",
     "complementarity",
+    "gains",
+    "elsewhere",
     "few_shot_curves",
     "bars",
     "heat_map",

@@ -11,8 +11,10 @@ from statistics import fmean
 
 from aniso.errors import UsageError
 from aniso.report.drawing import Kind
+from aniso.report.elsewhere import elsewhere
 from aniso.report.figures import bars, boxes, few_shot_curves, pareto
 from aniso.report.html_page import Section, page
+from aniso.report.overlap import gains
 from aniso.report.record import Record, experiments, mixed
 from aniso.report.results import Results, Row, details, results, table
 from aniso.report.tables import Table, markdown_text
@@ -75,6 +77,11 @@ def _experiment(
     """The parts of the page and of report.md about one experiment; what they show goes into files."""
     found = results(records)
     tables = {"table": table(records), "details": details(records)}
+    more = {
+        "overlap": gains(records) if found.setting == "few-shot" else None,
+        "elsewhere": elsewhere(records),
+    }
+    tables |= {kind: made for kind, made in more.items() if made is not None}
     for kind, made in tables.items():
         files[f"{kind}-{slug}.md"] = made.markdown().encode()
         files[f"{kind}-{slug}.csv"] = made.csv().encode()
@@ -82,6 +89,8 @@ def _experiment(
     main = [picture for picture in pictures if not picture.heading]
     yield _part(found.name, main[:1], files, tables["table"])
     yield _part(f"{found.name}: by task", main[1:], files, tables["details"])
+    for kind in [kind for kind in tables if kind in more]:
+        yield _part(tables[kind].title, [], files, tables[kind])
     for picture in pictures:
         if picture not in main:
             yield _part(picture.heading, [picture], files)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
 
 from aniso.errors import UsageError, printable
 from aniso.report.record import Record
+from aniso.report.results import results, standard_error
+from aniso.report.tables import Cell, Estimate, Table
 
 
 def complementarity(records: Mapping[str, Record], task: str | None = None) -> dict[frozenset[str], int]:
@@ -61,3 +65,65 @@ def _same(records: Mapping[str, Record], task: str) -> int:
             fix="compare runs whose inputs.data agree",
         )
     return next(iter(seen))[1]
+
+
+def gains(records: Iterable[Record]) -> Table | None:
+    """For every two methods: of the pictures that the base gets wrong, which ones does either get right?
+
+    Per cent of all test pictures, means over tasks, at the largest number of shots. None if there are no two
+    methods, or no record of the base, that say which pictures they got right.
+    """
+    found = results(records)
+    base = {record.spec.task: record for row in found.rows if row.fixed for record in row.records}
+    most = max((record.spec.shots or 0 for row in found.rows for record in row.records), default=0)
+    methods = {row.name: _largest(row.records, most) for row in found.rows if not row.fixed}
+    rows: list[tuple[Cell, ...]] = []
+    for one, other in combinations(methods, 2):
+        shared = [key for key in methods[one] if key in methods[other] and key[0] in base]
+        if shared:
+            shares = [_shares(base[key[0]], methods[one][key], methods[other][key]) for key in shared]
+            rows.append((one, other, *_means(shares, [seed for _, seed in shared])))
+    if not rows:
+        return None
+    return Table(
+        f"{found.name}: who corrects what, {most} shots",
+        ("first", "second", "only the first", "both", "only the second"),
+        tuple(rows),
+        (
+            "per cent of the test pictures that the base gets wrong and a method gets right",
+            f"means over {found.count}; ± is the standard error of the mean over {len(found.seeds)} seeds",
+        ),
+    )
+
+
+def _largest(records: Sequence[Record], shots: int) -> dict[tuple[str, int], Record]:
+    return {
+        (record.spec.task, record.seed): record
+        for record in records
+        if record.spec.task is not None and record.spec.shots == shots and _says(record)
+    }
+
+
+def _says(record: Record) -> bool:
+    score = record.metrics.accuracy.get(record.spec.task or "")
+    return score is not None and score.right is not None
+
+
+def _shares(base: Record, one: Record, other: Record) -> tuple[float, float, float]:
+    """Only the first, both, only the second; per cent of all pictures."""
+    counts = complementarity({"base": base, "one": one, "other": other})
+    total = sum(counts.values())
+    kinds = ({"one"}, {"one", "other"}, {"other"})
+    only, both, second = (100 * counts.get(frozenset(kind), 0) / total for kind in kinds)
+    return only, both, second
+
+
+def _means(shares: Sequence[tuple[float, float, float]], seeds: Sequence[int]) -> list[Estimate]:
+    out = []
+    for values in zip(*shares, strict=True):
+        by_seed: dict[int, list[float]] = defaultdict(list)
+        for value, seed in zip(values, seeds, strict=True):
+            by_seed[seed].append(value)
+        means = [fmean(found) for found in by_seed.values()]
+        out.append(Estimate(fmean(means), standard_error(means)))
+    return out

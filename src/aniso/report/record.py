@@ -52,6 +52,7 @@ class Metrics(_Part):
     accuracy: dict[str, Score] = Field(default_factory=dict)
     zero_shot: dict[str, Share] = Field(default_factory=dict)
     reference: dict[str, Share] | None = None
+    out_of_domain: dict[str, Score] = Field(default_factory=dict)
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None

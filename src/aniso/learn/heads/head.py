@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, final
@@ -109,7 +110,7 @@ class Head(nn.Module, ABC):
     def fit(
         self,
         features: Tensor,
-        labels: Tensor,
+        labels: Tensor | Sequence[int],
         *,
         held_out: tuple[Tensor, Tensor] | None = None,
         told: Told | None = None,
@@ -119,10 +120,11 @@ class Head(nn.Module, ABC):
         The last step is kept; with ``held_out``, features and labels that nothing is learned from, the step
         that is best on them, of equals the first.
         """
-        views = self._usable(features, labels)
+        wanted = torch.as_tensor(labels)
+        views = self._usable(features, wanted)
         choice = _Choice(self, held_out)
         losses: list[float] = []
-        for loss in self._descend(views, labels.to(views.device)):
+        for loss in self._descend(views, wanted.to(views.device)):
             losses.append(self._finite(loss, len(losses)))
             choice.look(len(losses))
             if told:
@@ -153,6 +155,12 @@ class Head(nn.Module, ABC):
         }
         meta = {"format": FORMAT, "schema": str(SCHEMA), "index": json.dumps(index, sort_keys=True)}
         return save_safetensors(Path(path), self.tensors(), meta, overwrite=overwrite)
+
+    def to_bytes(self, of: Mapping[str, str]) -> bytes:
+        """The file that ``save`` writes."""
+        with tempfile.TemporaryDirectory() as place:
+            self.save(Path(place) / "head", of)
+            return (Path(place) / "head").read_bytes()
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}

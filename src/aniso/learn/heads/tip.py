@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, final
 
 import torch
@@ -47,12 +47,12 @@ class TipAdapter(Head):
         values = functional.one_hot(self.owners, len(self.names)).to(weights)
         return self.base.logits(features) + self.alpha * (weights @ values)
 
-    def remember(self, features: Tensor, labels: Tensor) -> Self:
+    def remember(self, features: Tensor, labels: Tensor | Sequence[int]) -> Self:
         """Fill the cache: what there is to learn is where its keys and scalars go from here."""
-        views = self._usable(features, labels)
-        keys = functional.normalize(views.mean(0), dim=-1)
+        owners = torch.as_tensor(labels)
+        keys = functional.normalize(self._usable(features, owners).mean(0), dim=-1)
         self.keys = nn.Parameter(keys.clone())
-        self.owners = labels.to(keys.device).clone()
+        self.owners = owners.to(keys.device).clone()
         with torch.no_grad():
             self.alpha.fill_(self._scalars[0])
             self.beta.fill_(self._scalars[1])
