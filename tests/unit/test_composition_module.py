@@ -913,6 +913,9 @@ def test_nothing_stays_behind_when_a_composition_goes():
 # the compiled path
 
 
+STORED = ("fp32", "bf16", "fp16", "int8", "int4", "residual2")
+
+
 @pytest.fixture(scope="module")
 def wide_banks(tmp_path_factory):
     """A layer of several pieces for the compiled loops, of a size that fills no group."""
@@ -921,10 +924,10 @@ def wide_banks(tmp_path_factory):
     model = nn.Sequential(nn.Linear(301, 451))
     folder = tmp_path_factory.mktemp("wide")
     view = bank_of(model, 3)
-    return model, {s: view.save(folder / s, storage=s) for s in ("bf16", "fp16", "int8", "int4", "residual2")}
+    return model, {s: view.save(folder / s, storage=s) for s in STORED}
 
 
-@pytest.mark.parametrize("storage", ["bf16", "fp16", "int8", "int4", "residual2"])
+@pytest.mark.parametrize("storage", STORED)
 def test_the_compiled_path_gives_the_same_numbers(storage, wide_banks):
     model, banks = wide_banks
     x = torch.randn(3, 301, generator=torch.Generator().manual_seed(1))
@@ -943,7 +946,7 @@ def test_the_compiled_path_gives_the_same_numbers(storage, wide_banks):
     )
 
 
-@pytest.mark.parametrize("storage", ["bf16", "fp16", "int8", "int4", "residual2"])
+@pytest.mark.parametrize("storage", STORED)
 def test_the_compiled_path_is_the_same_for_any_number_of_threads(storage, wide_banks):
     model, banks = wide_banks
     g = torch.Generator().manual_seed(1)

@@ -1,12 +1,16 @@
-"""Compiled loops over few-bit numbers. Imported only where numba is installed, and when first needed.
+"""Compiled loops over stored numbers. Imported only where numba is installed, and when first needed.
 
-A block is worked on in pieces of fixed size, so that sums are the same whatever the number of threads.
-Several codes to a byte are worked on in planes (all first codes, all second codes, ...): the order is
-restored once a tile, not once a vector.
+A group of 64 elements is worked on in registers: numbers of one vector after the other are expanded, scaled
+and summed, and memory is written once. The group is spelled out in the machine's own vectors, because left to
+itself the compiler uses half of their width and adds up their elements in every group. Several codes to a
+byte are worked on in planes (all first codes, all second codes, ...): the order is restored once a group, not
+once a vector. Memory is read in as many places at once as there are vectors, which is more than a machine
+foresees, so it is told what will be read next.
 
-The threads are torch's own: a second pool of threads beside it would fight it for the cores, since the
-threads of both wait for work by spinning. So the loops are compiled to one plain C function, which torch's
-OpenMP library is asked to run on all its threads, and which takes pieces off a shared counter.
+A block is worked on in pieces of fixed size, so that sums are the same whatever the number of threads. The
+threads are torch's own: a second pool of threads beside it would fight it for the cores, since the threads of
+both wait for work by spinning. So the loops are compiled to plain C functions, which torch's OpenMP library
+is asked to run on all its threads, and which take pieces off a shared counter.
 """
 
 # mypy: ignore-errors
@@ -20,30 +24,221 @@ import numpy
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, models, register_model
 
 GROUP = 64
-TILE = 4096
+TILE = 64  # groups whose scales are made ready together
 PIECE = 16 * TILE
-ADD_DENSE, DOTS_DENSE, ADD_PACKED, DOTS_PACKED = range(4)
-_f32 = numpy.float32
+AHEAD = 16  # groups between what is asked for and what is worked on
+LINE = 64  # bytes that memory is read in
+WIDTH = 16  # elements of a vector of 512 bits; shorter ones are used in pairs where there are no such
+
+# A form says how numbers are stored: the bits of a code, or one of these.
+FLOAT16, BFLOAT16, FLOAT32 = 16, 17, 32
+_DENSE_BYTES = {FLOAT16: 2 * GROUP, BFLOAT16: 2 * GROUP, FLOAT32: 4 * GROUP}
+
+_i32, _i64 = ir.IntType(32), ir.IntType(64)
+_floats = ir.VectorType(ir.FloatType(), WIDTH)
+_words = ir.VectorType(_i32, WIDTH)
+_four = ir.ArrayType(_floats, GROUP // WIDTH)
+
+
+def group_bytes(form):
+    return _DENSE_BYTES.get(form) or GROUP * form // 8
+
+
+def planes(form):
+    return 1 if form in _DENSE_BYTES else 8 // form
+
+
+# A group in registers, as a type that compiled code can have variables of
+
+
+class _Lanes(types.Type):
+    def __init__(self):
+        super().__init__(name="Lanes")
+
+
+_lanes = _Lanes()
+
+
+@register_model(_Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, own):
+        super().__init__(manager, own, _four)
+
+
+def _joined(builder, vectors):
+    out = ir.Constant(_four, ir.Undefined)
+    for i, vector in enumerate(vectors):
+        out = builder.insert_value(out, vector, i)
+    return out
+
+
+def _split(builder, lanes):
+    return [builder.extract_value(lanes, i) for i in range(_four.count)]
+
+
+def _at(builder, address, offset, kind):
+    return builder.inttoptr(builder.add(address, ir.Constant(_i64, offset)), kind.as_pointer())
+
+
+def _read(builder, address, offset, kind):
+    return builder.load(_at(builder, address, offset, kind), align=1, typ=kind)
+
+
+def _all(kind, value):
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _everywhere(builder, number):
+    nothing = ir.Constant(_floats, ir.Undefined)
+    first = builder.insert_element(nothing, number, ir.Constant(_i32, 0))
+    return builder.shuffle_vector(first, nothing, _all(_words, 0))
+
+
+def _picked(builder, vector, order):
+    order = ir.Constant(ir.VectorType(_i32, len(order)), order)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order)
+
+
+def _multiply_add(builder, a, b, c):
+    kind = ir.FunctionType(_floats, [_floats] * 3)
+    known = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
+    return builder.call(known, [a, b, c])
+
+
+def _dense_numbers(builder, address, form):
+    for i in range(_four.count):
+        if form == FLOAT32:
+            yield _read(builder, address, 4 * WIDTH * i, _floats)
+        elif form == FLOAT16:
+            half = _read(builder, address, 2 * WIDTH * i, ir.VectorType(ir.HalfType(), WIDTH))
+            yield builder.fpext(half, _floats)
+        else:  # a bfloat16 is the upper half of a float32
+            upper = _read(builder, address, 2 * WIDTH * i, ir.VectorType(ir.IntType(16), WIDTH))
+            yield builder.bitcast(builder.shl(builder.zext(upper, _words), _all(_words, 16)), _floats)
+
+
+def _packed_numbers(builder, address, bits):
+    middle = 1.5 if bits == 2 else 2.0 ** (bits - 1)
+    for i in range(_four.count * bits // 8):
+        codes = _read(builder, address, WIDTH * i, ir.VectorType(ir.IntType(8), WIDTH))
+        wide = builder.zext(codes, _words)
+        for shift in range(0, 8, bits):  # the first code of a byte is in its lowest bits
+            own = builder.and_(builder.lshr(wide, _all(_words, shift)), _all(_words, 2**bits - 1))
+            yield builder.fsub(builder.sitofp(own, _floats), _all(_floats, middle))
+
+
+@intrinsic
+def _zeros(typing_context):
+    def code(context, builder, signature, arguments):
+        return _joined(builder, [_all(_floats, 0.0)] * _four.count)
+
+    return _lanes(), code
+
+
+@intrinsic(prefer_literal=True)
+def _numbers(typing_context, address, form):
+    """A group of stored numbers, in planes."""
+    read = _dense_numbers if form.literal_value in _DENSE_BYTES else _packed_numbers
+
+    def code(context, builder, signature, arguments):
+        return _joined(builder, read(builder, arguments[0], form.literal_value))
+
+    return _lanes(types.int64, form), code
+
+
+@intrinsic(prefer_literal=True)
+def _in_planes(typing_context, address, planes):
+    """A group of plain numbers, in planes."""
+    each = planes.literal_value
+
+    def code(context, builder, signature, arguments):
+        wide = ir.VectorType(ir.FloatType(), each * WIDTH)
+        found = [_read(builder, arguments[0], 4 * i * WIDTH, wide) for i in range(0, _four.count, each)]
+        orders = [range(plane, each * WIDTH, each) for plane in range(each)]
+        return _joined(builder, [_picked(builder, v, list(order)) for v in found for order in orders])
+
+    return _lanes(types.int64, planes), code
+
+
+@intrinsic(prefer_literal=True)
+def _write_sum(typing_context, address, base, lanes, planes):
+    """A group of plain numbers, written as those at ``base`` and lanes that are in planes."""
+    each = planes.literal_value
+
+    def code(context, builder, signature, arguments):
+        address, base, lanes, _ = arguments
+        vectors = _split(builder, lanes)
+        wide = ir.VectorType(ir.FloatType(), each * WIDTH)
+        order = [WIDTH * (j % each) + j // each for j in range(each * WIDTH)]
+        for i in range(0, _four.count, each):
+            own = vectors[i : i + each]
+            while len(own) > 1:
+                own = [_beside(builder, a, b) for a, b in zip(own[::2], own[1::2], strict=True)]
+            total = builder.fadd(_read(builder, base, 4 * i * WIDTH, wide), _picked(builder, own[0], order))
+            builder.store(total, _at(builder, address, 4 * i * WIDTH, wide), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, _lanes, planes), code
+
+
+def _beside(builder, a, b):
+    both = list(range(2 * a.type.count))
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_i32, len(both)), both))
+
+
+@intrinsic
+def _plus(typing_context, total, lanes, factor):
+    """``total + factor * lanes``"""
+
+    def code(context, builder, signature, arguments):
+        total, lanes = (_split(builder, a) for a in arguments[:2])
+        factor = _everywhere(builder, arguments[2])
+        return _joined(
+            builder, [_multiply_add(builder, b, factor, a) for a, b in zip(total, lanes, strict=True)]
+        )
+
+    return _lanes(_lanes, _lanes, types.float32), code
+
+
+@intrinsic
+def _collect(typing_context, address, one, other, factor):
+    """Add ``factor * one * other`` to the sums at an address, one for each element of a vector."""
+
+    def code(context, builder, signature, arguments):
+        first, *rest = zip(*(_split(builder, a) for a in arguments[1:3]), strict=True)
+        product = builder.fmul(*first)
+        for a, b in rest:
+            product = _multiply_add(builder, a, b, product)
+        sums = _read(builder, arguments[0], 0, _floats)
+        sums = _multiply_add(builder, product, _everywhere(builder, arguments[3]), sums)
+        builder.store(sums, _at(builder, arguments[0], 0, _floats), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, _lanes, _lanes, types.float32), code
+
+
+@intrinsic
+def _ask_for(typing_context, address):
+    """Have memory brought nearer, to the second cache; any address will do."""
+
+    def code(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _i32, _i32, _i32])
+        known = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        where = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        builder.call(known, [where, *(ir.Constant(_i32, v) for v in (0, 2, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
 
 
 @intrinsic
 def _bfloat16(typing_context, value):
-    """A bfloat16 is the upper half of a float32."""
-
     def code(context, builder, signature, arguments):
-        wide = builder.zext(arguments[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
-
-    return types.float32(types.uint16), code
-
-
-@intrinsic
-def _float16(typing_context, value):
-    def code(context, builder, signature, arguments):
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+        wide = builder.zext(arguments[0], _i32)
+        return builder.bitcast(builder.shl(wide, ir.Constant(_i32, 16)), ir.FloatType())
 
     return types.float32(types.uint16), code
 
@@ -63,239 +258,169 @@ def _taken(typing_context, address):
     """The number at an address, which grows by one: no two threads are given the same."""
 
     def code(context, builder, signature, arguments):
-        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+        counter = builder.inttoptr(arguments[0], _i64.as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(_i64, 1), "monotonic")
 
     return types.int64(types.int64), code
 
+
+_TASK = numpy.dtype(
+    [
+        (name, numpy.int64)
+        for name in (
+            *("counter", "pieces", "groups", "rows"),
+            *("stored", "stored_step", "scales", "scales_step", "coefficients"),
+            *("work", "base", "sums"),
+        )
+    ]
+)
+"""What is to be done: addresses and sizes. Steps are from one vector to the next."""
 
 _compiled = numba.njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
 
 
 @_compiled
-def _add_dense(out, values, half, coefficient):
-    if half:
-        for j in range(out.size):
-            out[j] += coefficient * _float16(values[j])
-    else:
-        for j in range(out.size):
-            out[j] += coefficient * _bfloat16(values[j])
-
-
-@_compiled
-def _dot_dense(values, half, gradient):
-    total = _f32(0)
-    if half:
-        for j in range(gradient.size):
-            total += gradient[j] * _float16(values[j])
-    else:
-        for j in range(gradient.size):
-            total += gradient[j] * _bfloat16(values[j])
-    return total
-
-
-@_compiled
-def _add_bytes(out, codes, scales, coefficient):
-    for group in range(scales.size):
-        factor = coefficient * _bfloat16(scales[group])
-        source = codes[group * GROUP : (group + 1) * GROUP]
-        target = out[group * GROUP : (group + 1) * GROUP]
-        for j in range(GROUP):
-            target[j] += factor * (_f32(source[j]) - _f32(128))
-
-
-@_compiled
-def _dot_bytes(codes, scales, gradient):
-    total = _f32(0)
-    for group in range(scales.size):
-        source = codes[group * GROUP : (group + 1) * GROUP]
-        target = gradient[group * GROUP : (group + 1) * GROUP]
-        inside = _f32(0)
-        for j in range(GROUP):
-            inside += target[j] * (_f32(source[j]) - _f32(128))
-        total += inside * _bfloat16(scales[group])
-    return total
-
-
-@_compiled
-def _add_nibbles(planes, codes, scales, coefficient):
-    for group in range(scales.size):
-        factor = coefficient * _bfloat16(scales[group])
-        source = codes[group * 32 : (group + 1) * 32]
-        low, high = planes[0, group * 32 : (group + 1) * 32], planes[1, group * 32 : (group + 1) * 32]
-        for j in range(32):
-            low[j] += factor * (_f32(source[j] & 15) - _f32(8))
-            high[j] += factor * (_f32(source[j] >> 4) - _f32(8))
-
-
-@_compiled
-def _dot_nibbles(planes, codes, scales):
-    total = _f32(0)
-    for group in range(scales.size):
-        source = codes[group * 32 : (group + 1) * 32]
-        low, high = planes[0, group * 32 : (group + 1) * 32], planes[1, group * 32 : (group + 1) * 32]
-        inside = _f32(0)
-        for j in range(32):
-            inside += low[j] * (_f32(source[j] & 15) - _f32(8)) + high[j] * (_f32(source[j] >> 4) - _f32(8))
-        total += inside * _bfloat16(scales[group])
-    return total
-
-
-@_compiled
-def _add_pairs(planes, codes, scales, coefficient):
-    """Codes of two bits."""
-    for group in range(scales.size):
-        factor = coefficient * _bfloat16(scales[group])
-        source = codes[group * 16 : (group + 1) * 16]
-        for plane in range(4):
-            target = planes[plane, group * 16 : (group + 1) * 16]
-            shift = numpy.uint8(2 * plane)
-            for j in range(16):
-                target[j] += factor * (_f32((source[j] >> shift) & 3) - _f32(1.5))
-
-
-@_compiled
-def _dot_pairs(planes, codes, scales):
-    total = _f32(0)
-    for group in range(scales.size):
-        source = codes[group * 16 : (group + 1) * 16]
-        inside = _f32(0)
-        for plane in range(4):
-            target = planes[plane, group * 16 : (group + 1) * 16]
-            shift = numpy.uint8(2 * plane)
-            for j in range(16):
-                inside += target[j] * (_f32((source[j] >> shift) & 3) - _f32(1.5))
-        total += inside * _bfloat16(scales[group])
-    return total
-
-
-@_compiled
-def _to_planes(planes, flat):
-    """Every first number, every second number, ...; zeros where the last group is not full."""
-    each = planes.shape[0]
-    full = flat.size // each
-    for plane in range(each):
-        target = planes[plane]
-        for j in range(full):
-            target[j] = flat[j * each + plane]
-        for j in range(full, target.size):
-            target[j] = 0
-        if full * each + plane < flat.size:
-            target[full] = flat[full * each + plane]
-
-
-@_compiled
-def _from_planes(flat, planes):
-    each = planes.shape[0]
-    full = flat.size // each
-    for plane in range(each):
-        source = planes[plane]
-        for j in range(full):
-            flat[j * each + plane] = source[j]
-        if full * each + plane < flat.size:
-            flat[full * each + plane] = source[full]
-
-
-@_compiled
-def _packed_row(add, planes, codes, scales, bits, coefficient):
-    """One vector's tile: added to the planes, or its product with them."""
-    if bits == 8:
-        if not add:
-            return _dot_bytes(codes, scales, planes[0])
-        _add_bytes(planes[0], codes, scales, coefficient)
-    elif bits == 4:
-        if not add:
-            return _dot_nibbles(planes, codes, scales)
-        _add_nibbles(planes, codes, scales, coefficient)
-    else:
-        if not add:
-            return _dot_pairs(planes, codes, scales)
-        _add_pairs(planes, codes, scales, coefficient)
-    return _f32(0)
-
-
-# Rows are cut out as a[i, first:last], which the compiler knows to be contiguous; a[:, first:last][i] is not.
-
-
-@_compiled
-def _dense_piece(task, piece, add):
-    size, rows, half = task[3], task[5], task[6] != 0
-    work = numba.carray(_pointer(task[2]), (size,), numpy.float32)
-    values = numba.carray(_pointer(task[4]), (rows, task[7]), numpy.uint16)
-    coefficients = numba.carray(_pointer(task[8]), (rows,), numpy.float32)
-    sums = numba.carray(_pointer(task[9]), (task[1], rows), numpy.float64)
-    for start in range(piece * PIECE, min(size, (piece + 1) * PIECE), TILE):
-        stop = min(start + TILE, size)
-        for i in range(rows):
-            if add:
-                _add_dense(work[start:stop], values[i, start:stop], half, coefficients[i])
-            else:
-                sums[piece, i] += _dot_dense(values[i, start:stop], half, work[start:stop])
-
-
-@_compiled
-def _packed_piece(task, piece, add):
-    size, rows, bits = task[3], task[5], task[6]
-    each = 8 // bits
-    groups = (size + GROUP - 1) // GROUP
-    work = numba.carray(_pointer(task[2]), (size,), numpy.float32)
-    codes = numba.carray(_pointer(task[4]), (rows, task[7]), numpy.uint8)
-    coefficients = numba.carray(_pointer(task[8]), (rows,), numpy.float32)
-    sums = numba.carray(_pointer(task[9]), (task[1], rows), numpy.float64)
-    scales = numba.carray(_pointer(task[10]), (rows, groups), numpy.uint16)
-    planes = numpy.empty((each, TILE // each), numpy.float32)
-    for start in range(piece * PIECE, min(size, (piece + 1) * PIECE), TILE):
-        stop = min(start + TILE, size)
-        first, last = start // GROUP, (stop + GROUP - 1) // GROUP
-        _to_planes(planes, work[start:stop])
-        for i in range(rows):
-            own = codes[i, first * GROUP // each : last * GROUP // each]
-            sums[piece, i] += _packed_row(add, planes, own, scales[i, first:last], bits, coefficients[i])
-        if add:
-            _from_planes(work[start:stop], planes)
-
-
-@numba.cfunc("void(voidptr)", cache=True)
-def _work(address):
-    """What every thread does: take the next piece until there is none."""
-    task = numba.carray(address, (12,), numpy.int64)
-    while True:
-        piece = _taken(task[11])
-        if piece >= task[1]:
-            return
-        kind = task[0]
-        if kind <= DOTS_DENSE:
-            _dense_piece(task, piece, kind == ADD_DENSE)
+def _fill_factors(factors, task, first, groups):
+    """What each vector's numbers are multiplied by in a tile; only packed ones have scales."""
+    coefficients = numba.carray(_pointer(task.coefficients), (task.rows,), numpy.float32)
+    for i in range(task.rows):
+        if task.scales == 0:
+            factors[i, :groups] = coefficients[i]
         else:
-            _packed_piece(task, piece, kind == ADD_PACKED)
+            at = task.scales + i * task.scales_step + 2 * first
+            _ask_for(at + 2 * TILE)
+            scales = numba.carray(_pointer(at), (groups,), numpy.uint16)
+            for g in range(groups):
+                factors[i, g] = coefficients[i] * _bfloat16(scales[g])
 
 
-def run(kind, work, stored, form, coefficients=None, scales=None):
-    """Add to ``work``, or return the products with it; ``form`` is 1 for float16, or the bits of a code."""
-    rows, size = stored.shape[0], work.size
-    pieces = -(-size // PIECE)
-    if coefficients is None:
-        coefficients = numpy.zeros(rows, numpy.float32)
+@_compiled
+def _add_up(sums, lanes):
+    for i in range(sums.size):
+        for j in range(WIDTH):
+            sums[i] += lanes[i, j]
+            lanes[i, j] = 0
+
+
+# Each of these is what every thread does: take the next piece until there is none.
+
+
+@cache
+def _adding(form):
+    """``work = base + sum of factor * stored``"""
+    each, step = planes(form), group_bytes(form)
+
+    @numba.cfunc("void(voidptr)", cache=True)
+    def loop(address):
+        task = numba.carray(address, (1,), _TASK)[0]
+        factors = numpy.empty((task.rows, TILE), numpy.float32)
+        while True:
+            piece = _taken(task.counter)
+            if piece >= task.pieces:
+                return
+            for first in range(piece * PIECE, min(task.groups, (piece + 1) * PIECE), TILE):
+                groups = min(TILE, task.groups - first)
+                _fill_factors(factors, task, first, groups)
+                for g in range(groups):
+                    at = task.stored + (first + g) * step
+                    total = _zeros()
+                    for i in range(task.rows):
+                        for line in range(0, step, LINE):
+                            _ask_for(at + AHEAD * step + line)
+                        total = _plus(total, _numbers(at, form), factors[i, g])
+                        at += task.stored_step
+                    here = 4 * GROUP * (first + g)
+                    _write_sum(task.work + here, task.base + here, total, each)
+
+    return loop
+
+
+@cache
+def _multiplying(form):
+    """``sums = sum over elements of factor * stored * work``"""
+    each, step = planes(form), group_bytes(form)
+
+    @numba.cfunc("void(voidptr)", cache=True)
+    def loop(address):
+        task = numba.carray(address, (1,), _TASK)[0]
+        factors = numpy.empty((task.rows, TILE), numpy.float32)
+        lanes = numpy.zeros((task.rows, WIDTH), numpy.float32)
+        while True:
+            piece = _taken(task.counter)
+            if piece >= task.pieces:
+                return
+            sums = numba.carray(_pointer(task.sums + 8 * piece * task.rows), (task.rows,), numpy.float64)
+            for first in range(piece * PIECE, min(task.groups, (piece + 1) * PIECE), TILE):
+                groups = min(TILE, task.groups - first)
+                _fill_factors(factors, task, first, groups)
+                for g in range(groups):
+                    at = task.stored + (first + g) * step
+                    gradient = _in_planes(task.work + 4 * GROUP * (first + g), each)
+                    for i in range(task.rows):
+                        for line in range(0, step, LINE):
+                            _ask_for(at + AHEAD * step + line)
+                        _collect(lanes[i].ctypes.data, gradient, _numbers(at, form), factors[i, g])
+                        at += task.stored_step
+                _add_up(sums, lanes)  # in 64 bits, before 32 have too few
+
+    return loop
+
+
+def add(form, out, base, stored, coefficients, scales=None):
+    """``out = base + sum of coefficient * stored``; arrays are flat or vectors by elements."""
+    loop, left = _adding(form), out.size % GROUP
+    _run(loop, out, base, stored, coefficients, scales)
+    if left:
+        last = _filled_up(base[-left:], GROUP)
+        _run(loop, last, last, *_last(form, out.size, stored, coefficients, scales))
+        out[-left:] = last[:left]
+
+
+def dots(form, stored, gradient, scales=None):
+    """The product of each vector with a gradient."""
+    loop, left, ones = _multiplying(form), gradient.size % GROUP, numpy.ones(len(stored), numpy.float32)
+    sums = _run(loop, gradient, gradient, stored, ones, scales)
+    if left:
+        last = _filled_up(gradient[-left:], GROUP)
+        sums += _run(loop, last, last, *_last(form, gradient.size, stored, ones, scales))
+    return sums
+
+
+def _last(form, size, stored, coefficients, scales):
+    """What there is of a last group that is not full; dense vectors are filled up with zeros."""
+    group, each = size // GROUP, group_bytes(form)
+    codes = _filled_up(stored.view(numpy.uint8)[:, group * each :], each)
+    return codes, coefficients, None if scales is None else scales[:, group:].copy()
+
+
+def _filled_up(values, length):
+    out = numpy.zeros((*values.shape[:-1], length), values.dtype)
+    out[..., : values.shape[-1]] = values
+    return out
+
+
+def _run(loop, work, base, stored, coefficients, scales):
+    """Run a loop over all full groups on torch's threads; returns the sums, if it makes any."""
+    groups, rows = work.size // GROUP, len(stored)
+    pieces = -(-groups // PIECE)
     sums = numpy.zeros((pieces, rows))
     counter = numpy.zeros(1, numpy.int64)
-    empty = numpy.zeros(0)
-    tensors = [work, stored, coefficients, sums, empty if scales is None else scales, counter]
-    if not all(t.flags.c_contiguous for t in tensors):
+    arrays = [work, base, stored, coefficients, *([] if scales is None else [scales])]
+    if not all(a.flags.c_contiguous for a in arrays):
         raise ValueError("the compiled path reads contiguous memory only")
-    at_work, at_stored, at_coefficients, at_sums, at_scales, at_counter = (t.ctypes.data for t in tensors)
-    task = numpy.array(
-        [
-            *(kind, pieces, at_work, size, at_stored, rows, form, stored.shape[1]),
-            *(at_coefficients, at_sums, at_scales, at_counter),
-        ],
-        dtype=numpy.int64,
+    task = numpy.zeros(1, _TASK)
+    task[0] = (
+        *(counter.ctypes.data, pieces, groups, rows),
+        *(stored.ctypes.data, stored.strides[0]),
+        *((0, 0) if scales is None else (scales.ctypes.data, scales.strides[0])),
+        *(coefficients.ctypes.data, work.ctypes.data, base.ctypes.data, sums.ctypes.data),
     )
     threads = min(torch.get_num_threads(), pieces)
     parallel = _openmp() if threads > 1 else None
     if parallel is None:
-        _work.ctypes(task.ctypes.data)
+        loop.ctypes(task.ctypes.data)
     else:
-        parallel(ctypes.c_void_p(_work.address), ctypes.c_void_p(task.ctypes.data), threads, 0)
+        parallel(ctypes.c_void_p(loop.address), ctypes.c_void_p(task.ctypes.data), threads, 0)
     return sums.sum(axis=0)
 
 

@@ -35,7 +35,7 @@ class Runtime:
     stream: bool = False
     """Read all task vectors from disk as they are needed, even if they would fit."""
     fast: bool = True
-    """Use compiled code for few-bit vectors where numba is installed."""
+    """Use compiled code where numba is installed."""
     keep_freed: bool = True
     """Let the process keep memory that it frees, up to 2 GB, for the next step. Otherwise the gradient of
     every weight is given back to the system and asked for again, a page at a time, in every step (those

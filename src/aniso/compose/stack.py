@@ -84,8 +84,8 @@ class Stack(ABC):
         for start, tile in self.tiles(division.alignment, out.dtype):
             division.add(out[start : start + tile.shape[1]], tile, spread, self.offset + start)
 
-    def _is_fast(self, stored: Tensor, work: Tensor) -> bool:
-        return self.fast and fast.can_read(stored, work)
+    def _is_fast(self, stored: Tensor, *work: Tensor) -> bool:
+        return self.fast and fast.can_read(stored, *work)
 
     def _steps(self, alignment: int) -> Iterator[tuple[int, int]]:
         """Ranges of about ``_TILE`` elements of all vectors together."""
@@ -126,11 +126,14 @@ class DenseStack(Stack):
 
     def _add(self, out: Tensor, own: Tensor, division: Division) -> None:
         if isinstance(division, Undivided) and self._is_fast(self.values, out):
-            fast.add_dense(out, self.values, own[:, 0])
+            fast.add(out, out, self.values, own[:, 0])
         else:
             super()._add(out, own, division)
 
     def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+        if self._is_fast(self.values, out, base):
+            fast.add(out, base, self.values, own[:, 0])
+            return True
         if self.values.dtype == out.dtype == base.dtype:
             torch.addmv(base, self.values.T, own[:, 0], out=out)
             return True
@@ -138,7 +141,7 @@ class DenseStack(Stack):
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if isinstance(division, Undivided) and self._is_fast(self.values, gradient):
-            return fast.dots_dense(self.values, gradient)
+            return fast.dots(self.values, gradient)
         return super().dots(gradient, division)
 
 
@@ -212,17 +215,26 @@ class PackedStack(Stack):
 
     def _add(self, out: Tensor, own: Tensor, division: Division) -> None:
         if not (isinstance(division, Undivided) and self._is_fast(self.codes, out)):
-            return super()._add(out, own, division)
+            super()._add(out, own, division)
+        else:
+            self._write(out, out, own)
+
+    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+        if not self._is_fast(self.codes, out, base):
+            return False
+        self._write(out, base, own)
+        return True
+
+    def _write(self, out: Tensor, base: Tensor, own: Tensor) -> None:
         scaled = own[:, 0] * self.factors.to(own.dtype)
-        fast.add_packed(out, self.codes, self.scales, scaled, self.packing)
+        fast.add(out, base, self.codes, scaled, self.packing, self.scales)
         if self.mean is not None:
             out.add_(self.mean, alpha=float(scaled.sum()))
-        return None
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if not (isinstance(division, Undivided) and self._is_fast(self.codes, gradient)):
             return super().dots(gradient, division)
-        total = fast.dots_packed(self.codes, self.scales, gradient, self.packing)
+        total = fast.dots(self.codes, gradient, self.packing, self.scales)
         if self.mean is not None:
             total += torch.dot(self.mean.to(gradient.dtype), gradient)
         return total * self.factors.to(total.dtype).unsqueeze(1)
