@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import naive
 import tiny
-from aniso.compose import Composition, Partition, Runtime, division, plan, stack, store
+from aniso.compose import Composition, Partition, Runtime, division, plan, slab, stack, store
 from aniso.compose.factored import FactoredWeight, Factorisation
 from aniso.vectors import Bank, BlockSource
 from aniso.weights import TensorMap
@@ -219,6 +219,22 @@ def test_some_blocks_in_memory_and_some_on_disk(storage, chunk, directory, monke
     comp = check(model, bank, run, x, runtime=Runtime(memory=roomy.memory - 5000))
     assert 0 < len(comp.plan.resident) < len(comp.plan.blocks)
     assert comp.plan.memory <= comp.plan.budget
+
+
+def test_a_weights_gradient_does_not_wait_for_the_rest_of_the_backward_pass(directory, monkeypatch):
+    model, run, x, _ = family("plain")
+    comp = Composition(model, stored("plain", "fp32", directory))
+    order = []
+    gradients = slab.Slab.gradients
+
+    def noted(self, grads):
+        order.append(self.windows[0].key)
+        return gradients(self, grads)
+
+    monkeypatch.setattr(slab.Slab, "gradients", noted)
+    comp.model.ln.register_full_backward_hook(lambda *_: order.append("through ln"))
+    run(comp, x).sum().backward()
+    assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("through ln")
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -24,6 +24,8 @@ from aniso.compose.store import Store
 from aniso.errors import NumericalError
 from aniso.vectors import Layout, Part
 
+_AT_ONCE = 2**63  # a backward pass takes the highest number first of all that is ready
+
 
 @dataclass(frozen=True)
 class Window:
@@ -79,7 +81,12 @@ class Slab:
     def connected(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """The same with a graph, through which gradients reach the coefficients."""
         self.composed(coefficients, like)
-        return list(_Compose.apply(self, self.lease(), *(coefficients[i] for i, _, _ in self.blocks)))
+        tensors = list(_Compose.apply(self, self.lease(), *(coefficients[i] for i, _, _ in self.blocks)))
+        node = tensors[0].grad_fn
+        if node is not None:
+            # what was made first is gone back through last, and every weight's gradient would wait for it
+            node._set_sequence_nr(_AT_ONCE)
+        return tensors
 
     def lease(self) -> Lease:
         """Keeps what is in the buffer now from being written over."""
