@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from aniso.errors import AnisoError, InputError
 from aniso.weights import PeftAdapter, Renamed, SourceInfo, TensorMap, open_weights
-from aniso.weights.files import RawFile
+from aniso.weights.files import RawFile, ReadBuffer
 from aniso.weights.hub import looks_like_hub_id
 
 BIG = torch.arange(100_000.0)
@@ -416,6 +416,19 @@ def test_a_file_longer_than_the_buffer_is_hashed_whole(tmp_path, monkeypatch):
     done = []
     assert open_weights(tmp_path / "file").sha256(done.append) == sha256(tmp_path / "file")
     assert len(done) > 400
+
+
+def test_a_read_buffer_grows_to_what_is_read_and_is_used_again(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(range(200)))
+    file, buffer, places = RawFile(tmp_path / "file"), ReadBuffer(), []
+    for _ in range(3):
+        with buffer.in_use():
+            found = [file.read_tensor(offset, 70) for offset in (0, 100)]
+        assert [t.tolist() for t in found] == [list(range(70)), list(range(100, 170))]
+        assert all(t.data_ptr() % 64 == 0 for t in found)
+        places.append([t.data_ptr() for t in found])
+    assert places[1] == places[2]
+    assert file.read_tensor(0, 70).data_ptr() not in places[2]
 
 
 def test_the_hash_of_shards_covers_names_and_contents(tmp_path):

@@ -184,7 +184,7 @@ class Composition(nn.Module):
         """The engine, with the weights for the present values in place."""
         if self._engine is None:
             if self.runtime.keep_freed and self.values.device.type == "cpu":
-                keep_freed_memory(reading=self.plan.streamed_bytes > 0)
+                keep_freed_memory()
             sharding = Sharding(self._mesh) if self._mesh is not None else None
             self._engine = Engine(
                 self._places,

@@ -16,7 +16,7 @@ from aniso.errors import UsageError, printable
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's names for what can be set
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for what can be set
 _CONTAINER = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -47,17 +47,11 @@ class Runtime:
         return int(_SHARE * free_memory(device))
 
 
-def keep_freed_memory(*, reading: bool) -> bool:
-    """Ask the C library not to give freed memory back at once. True if it can be asked (glibc).
-
-    With a thread that is ``reading`` ahead, all threads share one pool: what one allocates and another
-    frees would be kept twice.
-    """
+def keep_freed_memory() -> bool:
+    """Ask the C library not to give freed memory back at once. True if it can be asked (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    if reading:
-        mallopt(_ARENA_MAX, 1)
     return bool(mallopt(_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 

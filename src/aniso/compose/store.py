@@ -14,7 +14,7 @@ from aniso.compose.sharded import Sharding
 from aniso.compose.slots import Slot, Slots
 from aniso.compose.stack import LowRankStack, Stack, stacks_of
 from aniso.vectors import Bank
-from aniso.weights.files import Progress
+from aniso.weights.files import Progress, ReadBuffer
 
 Key = tuple[str, int, bool]
 """Block, portion, and whether it is read for a backward pass, in which blocks follow in another order."""
@@ -50,9 +50,10 @@ class Store:
             b.block: _chunks(bank, self._slots[b.block], b.nbytes) for b in plan.blocks if not b.resident
         }
         self._ahead = _ReadAhead()
+        self._buffers = [ReadBuffer(), ReadBuffer()]  # of what is used, and of what is read ahead
 
     def stacks(self, slot: Slot, *, backward: bool = False) -> Iterator[Stack]:
-        """All deltas of a block, a stack at a time."""
+        """All deltas of a block, a stack at a time, each valid until the next."""
         name = slot.block.name
         if name in self._resident:
             yield from self._resident[name]
@@ -67,7 +68,9 @@ class Store:
 
     def _read(self, key: Key) -> list[Stack]:
         name, i, _ = key
-        return self._load(self._slots[name], self._chunks[name][i])
+        self._buffers.reverse()
+        with self._buffers[0].in_use():
+            return self._load(self._slots[name], self._chunks[name][i])
 
     def _load(self, slot: Slot, bank: Bank) -> list[Stack]:
         index = {vector: i for i, vector in enumerate(slot.vectors)}

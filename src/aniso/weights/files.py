@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, final
 
 import torch
 from torch import Tensor
@@ -21,6 +23,38 @@ Told = Callable[[str, int, int], None]
 """Called with what is being done, how far it is, and how far it goes."""
 
 CHUNK = 1 << 20
+_ALIGNMENT = 64  # bytes, as torch has it for memory of its own
+_reading = threading.local()
+
+
+@final
+class ReadBuffer:
+    """Memory for tensors that are read again and again; it grows to what was asked for last time."""
+
+    def __init__(self) -> None:
+        self._bytes = _fresh(0)
+        self._used = 0
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """What this thread reads inside lies in the buffer, and is valid until it is used again."""
+        if self._used > self._bytes.numel():
+            self._bytes = _fresh(self._used)
+        self._used = 0
+        _reading.buffer = self
+        try:
+            yield
+        finally:
+            _reading.buffer = None
+
+    def take(self, nbytes: int) -> Tensor:
+        start, stop = self._used, self._used + nbytes
+        self._used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return self._bytes[start:stop] if stop <= self._bytes.numel() else _fresh(nbytes)
+
+
+def _fresh(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 class RawFile:
@@ -77,8 +111,9 @@ class RawFile:
         return bytes(data)
 
     def read_tensor(self, offset: int, nbytes: int) -> Tensor:
-        """The bytes as a fresh uint8 tensor, aligned for any dtype."""
-        out = torch.empty(nbytes, dtype=torch.uint8)
+        """The bytes as a uint8 tensor, aligned for any dtype; fresh, unless a ``ReadBuffer`` is in use."""
+        buffer: ReadBuffer | None = getattr(_reading, "buffer", None)
+        out = buffer.take(nbytes) if buffer else _fresh(nbytes)
         if nbytes:
             self.read_into(as_bytes(out), offset)
         return out
