@@ -45,9 +45,9 @@ def self_attention(  # the signature is torch's
     if not is_plain:
         return None
     tokens, batch, width = query.shape
-    split = (tokens, batch * num_heads, width // num_heads)
     projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)  # type: ignore[arg-type]
-    q, k, v = (t.reshape(split).transpose(0, 1).reshape(batch, num_heads, tokens, -1) for t in projected)
+    split = (tokens, batch, num_heads, width // num_heads)
+    q, k, v = (t.view(split).permute(1, 2, 0, 3) for t in projected)
     mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p if training else 0.0)
     joined = mixed.permute(2, 0, 1, 3).reshape(tokens, batch, width)
     return F.linear(joined, out_proj_weight, out_proj_bias), None

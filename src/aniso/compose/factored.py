@@ -9,7 +9,6 @@ and at the gradient of what comes out. Where that is cheaper still, the weight i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -62,8 +61,8 @@ class Factorisation:
     def costs(self, tokens: int) -> tuple[float, float, float]:
         """Multiplications beyond the layer's own: beside the base; composed; composed, with its gradient."""
         outputs, inputs = self.shape
-        thin = 2 * tokens * self.rank * (inputs + outputs)
-        product = 2 * self.rank * inputs * outputs
+        thin = sum(2 * tokens * (f.a.numel() + f.b.numel()) for f in self.factors)
+        product = sum(2 * f.a.numel() * f.b.shape[0] for f in self.factors)
         return 2 * thin, product + thin, 2 * product + 2 * tokens * inputs * outputs
 
     def pairs(self, dtype: torch.dtype) -> list[tuple[slice, Tensor, slice, Tensor, Factors]]:
@@ -76,19 +75,17 @@ class Factorisation:
 
     def beside(self, x: Tensor, coefficients: Tensor) -> Tensor:
         """What the vectors add to the output of the base's layer."""
-        y = x.new_zeros(*x.shape[:-1], self.shape[0])
+        y = x.new_zeros(x.shape[0], self.shape[0])
         for outputs, b, inputs, a, f in self.pairs(x.dtype):
             scale = f.scaled(coefficients[:, 0]).to(x.dtype)
-            y[..., outputs] = y[..., outputs] + (F.linear(x[..., inputs], a) * scale) @ b.T
+            y[:, outputs] = y[:, outputs] + (F.linear(x[:, inputs], a) * scale) @ b.T
         return y
 
     def gradient(self, x: Tensor, grad: Tensor, vectors: int) -> Tensor:
         """Of the coefficients, from what went into the layer and the gradient of what came out."""
-        flat = x.reshape(-1, x.shape[-1])
-        back = grad.reshape(-1, grad.shape[-1]).to(flat.dtype)
-        total = flat.new_zeros(vectors)
-        for outputs, b, inputs, a, f in self.pairs(flat.dtype):
-            products = (flat[:, inputs] @ a.T).mul_(back[:, outputs] @ b).sum(0)
+        total = x.new_zeros(vectors)
+        for outputs, b, inputs, a, f in self.pairs(x.dtype):
+            products = (x[:, inputs] @ a.T).mul_(grad[:, outputs] @ b).sum(0)
             total += f.by_vector(products, vectors)
         return total.unsqueeze(1)
 
@@ -178,18 +175,24 @@ class FactoredWeight(Tensor):
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     if not isinstance(weight, FactoredWeight):
         return F.linear(_plain(input), weight, _plain(bias))
+    # as a matrix: with a weight that takes no gradient, torch would multiply sample by sample
+    x = input.reshape(-1, input.shape[-1])
+    return _matrix_linear(x, weight, bias).view(*input.shape[:-1], weight.shape[0])
+
+
+def _matrix_linear(x: Tensor, weight: FactoredWeight, bias: Tensor | None) -> Tensor:
     made, coefficients, raw = weight._factorisation, weight._coefficients, weight._raw()
     if not made.rank:
-        return F.linear(input, raw, bias)
-    beside, composed, ordinary = made.costs(math.prod(input.shape[:-1]))
+        return F.linear(x, raw, bias)
+    beside, composed, ordinary = made.costs(x.shape[0])
     made.composes = min(composed, ordinary) <= beside
     if not weight._is_composed:
-        y = F.linear(input, raw, bias)
-        return y + made.beside(input, coefficients).to(y.dtype)  # which autocast may have left wide
+        y = F.linear(x, raw, bias)
+        return y + made.beside(x, coefficients).to(y.dtype)  # which autocast may have left wide
     if ordinary < composed:
-        return F.linear(input, weight._connected(), bias)
-    y = F.linear(input, raw, bias)
-    watched: Tensor = _Watch.apply(y, input, coefficients, made, weight._lease)
+        return F.linear(x, weight._connected(), bias)
+    y = F.linear(x, raw, bias)
+    watched: Tensor = _Watch.apply(y, x, coefficients, made, weight._lease)
     return watched
 
 
