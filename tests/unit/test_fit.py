@@ -389,11 +389,19 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
     found = {}
     for precision in ("fp32", "fp16"):
         composition = world.composition()
-        schedule = Schedule(epochs=1, lr=1.0, batch=16, clip=0.01, shape="constant", precision=precision)
+        schedule = Schedule(
+            epochs=1,
+            lr=1.0,
+            batch=16,
+            clip=0.01,
+            weight_decay=0.0,
+            shape="constant",
+            precision=precision,
+            optimiser="sgd",
+        )
         loop = Loop(
             Trained.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last()
         )
-        loop._optimiser = torch.optim.SGD([composition.values], lr=1.0)
         list(loop.run(lambda *_: None, lambda: None))
         found[precision] = composition.values.detach().clone()
     assert float(found["fp32"].norm()) == pytest.approx(0.01, rel=1e-3)

@@ -208,16 +208,19 @@ def test_tips_first_step_moves_by_its_rates() -> None:
         torch.testing.assert_close(getattr(head, name), start - step, rtol=1e-4, atol=rate * 1e-3)
 
 
-def test_every_view_of_a_picture_is_learned_from() -> None:
-    features, labels = shots(views=3)
-    found = []
-    for view in (None, 1, 2):
-        head = TipAdapter(weights(), steps=3)
-        changed = features.clone()
-        if view is not None:
-            changed[view] = changed[view].roll(1, -1)
-        found.append(head.fit(changed, labels).losses)
-    assert len(set(found)) == 3
+def test_views_take_turns_in_being_learned_from() -> None:
+    features, labels = shots(views=3, spread=1.5)
+    head = TipAdapter(weights(), steps=7)
+    expected: list[float] = []
+
+    def told(what: str, step: int, steps: int) -> None:
+        """After a step: what the next one will find."""
+        with torch.no_grad():
+            expected.append(functional.cross_entropy(head.logits(features[step % 3]), labels).item())
+
+    losses = head.fit(features, labels, told=told).losses
+    assert losses[1:] == pytest.approx(expected[:-1], rel=1e-5)
+    assert len({round(loss, 3) for loss in losses[:3]}) == 3
 
 
 # LP++
@@ -312,7 +315,7 @@ def test_lpps_loss_never_rises(
     features, labels = shots(tuple(counts), views, width, seed, spread)
     base = weights(len(counts), width, seed=seed)
     losses = LPP(base, steps=40, text=text, text_every=text_every).fit(features, labels).losses
-    rounding = [1e-5 * (1 + loss) for loss in losses]
+    rounding = [2e-6 * (1 + loss) for loss in losses]
     assert all(b <= a + r for a, b, r in zip(losses, losses[1:], rounding, strict=False)), losses
     assert losses[-1] <= losses[0]
 
@@ -379,7 +382,7 @@ def test_every_head_learns_what_it_is_shown(kind: str) -> None:
     head = new(kind, 60, weights(scale=2.0))
     losses = head.fit(features, labels).losses
     right = [(c.logits(features).argmax(-1) == labels).float().mean() for c in (head.base, head)]
-    assert right[0] < 0.6 < 0.95 < right[1]
+    assert right[0] < 0.7 < 0.9 < right[1]
     assert losses[-1] < 0.9 * losses[0]
 
 

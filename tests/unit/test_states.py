@@ -251,7 +251,7 @@ def test_a_run_leaves_tensors_and_text_only(finished):
         "state-00002-000000.safetensors",
     ]
     for path in States(finished).files():
-        assert {"trained.values", "kept.values", "adam.exp_avg.values"} <= set(load_file(path))
+        assert {"trained.values", "kept.values", "moment.exp_avg.values"} <= set(load_file(path))
         assert json.loads(SafetensorsFile(RawFile(path)).metadata["facts"])["history"]
 
 

@@ -45,6 +45,7 @@ def few_shot(
     least_batches: opt.LeastBatches = None,
     precision: opt.Precision = None,
     micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
     out: opt.Out = None,
     data: opt.DataRoot = None,
     workers: opt.Workers = 0,
@@ -86,6 +87,7 @@ def addition(
     least_batches: opt.LeastBatches = None,
     precision: opt.Precision = None,
     micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
     out: opt.Out = None,
     data: opt.DataRoot = None,
     workers: opt.Workers = 0,
@@ -127,6 +129,7 @@ def negation(
     least_batches: opt.LeastBatches = None,
     precision: opt.Precision = None,
     micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
     out: opt.Out = None,
     data: opt.DataRoot = None,
     workers: opt.Workers = 0,
@@ -141,6 +144,55 @@ def negation(
 ) -> None:
     """Take a task out of a model while a control task stays."""
     _carry_out("negation", locals())
+
+
+@app.command("test-time")
+def test_time(
+    model: opt.Model,
+    task: opt.OwnTask = None,
+    images: opt.PictureFolder = None,
+    classes: opt.ClassNames = None,
+    prompts: opt.Prompts = None,
+    bank: opt.BankName = None,
+    weights: opt.Weights = None,
+    linearised: opt.Linearised = None,
+    objective: opt.ObjectiveName = None,
+    train: opt.Train = None,
+    online: opt.Online = None,
+    power: opt.Power = None,
+    threshold: opt.Threshold = None,
+    leave_out: opt.LeaveOut = None,
+    method: opt.Method = None,
+    partition: opt.Partition = None,
+    seed: opt.Seed = None,
+    split_seed: opt.SplitSeed = None,
+    compare: opt.Compare = None,
+    on_bad_image: opt.OnBadImage = None,
+    epochs: opt.Epochs = None,
+    lr: opt.Lr = None,
+    batch: opt.BatchSize = None,
+    weight_decay: opt.WeightDecay = None,
+    warmup: opt.Warmup = None,
+    clip: opt.Clip = None,
+    shape: opt.Shape = None,
+    least_batches: opt.LeastBatches = None,
+    precision: opt.Precision = None,
+    micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
+    out: opt.Out = None,
+    data: opt.DataRoot = None,
+    workers: opt.Workers = 0,
+    device: opt.Device = None,
+    memory: opt.Memory = None,
+    resume: opt.Resume = False,
+    allow_env_change: opt.AllowEnvChange = False,
+    tensorboard: opt.TensorBoard = False,
+    plan: opt.Plan = False,
+    print_spec: opt.PrintSpec = False,
+    json: opt.Json = False,
+) -> None:
+    """Adapt to pictures without a single label: a task's test pictures, or a folder of your own."""
+    _carry_out("test-time", locals())
 
 
 @app.command("peft")
@@ -170,6 +222,7 @@ def peft(
     least_batches: opt.LeastBatches = None,
     precision: opt.Precision = None,
     micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
     out: opt.Out = None,
     data: opt.DataRoot = None,
     workers: opt.Workers = 0,
@@ -257,6 +310,7 @@ def finetune(
     least_batches: opt.LeastBatches = None,
     precision: opt.Precision = None,
     micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
     out: opt.Out = None,
     data: opt.DataRoot = None,
     workers: opt.Workers = 0,

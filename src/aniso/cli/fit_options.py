@@ -63,6 +63,29 @@ OutOfDomain = Annotated[
     list[str] | None,
     typer.Option("--out-of-domain", help="Measure on this task with (some of) the classes, too; repeat."),
 ]
+ObjectiveName = Annotated[
+    str | None, typer.Option("--objective", help="fixmatch (the default), sar, entropy or contrastive.")
+]
+Train = Annotated[str | None, typer.Option(help="What is learned: coefficients, or layernorm.")]
+Online = Annotated[
+    bool | None,
+    typer.Option("--online", help="One pass over the pictures as they come, each answered before."),
+]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", help="Its test pictures are learned from, without their labels.")
+]
+PictureFolder = Annotated[
+    str | None, typer.Option("--images", help="Or a folder of pictures that nobody has sorted.")
+]
+ClassNames = Annotated[
+    list[str] | None,
+    typer.Option("--classes", help="What they may show: a text file, a name a line, or names; repeat."),
+]
+Prompts = Annotated[
+    list[str] | None, typer.Option("--prompt", help="With {} for the class; may be repeated.")
+]
+Power = Annotated[float | None, typer.Option(help="FixMatch: flattens answers before they are compared.")]
+Threshold = Annotated[float | None, typer.Option(help="FixMatch: how sure an answer has to be, at first.")]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
 Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]
@@ -83,6 +106,7 @@ Shape = Annotated[str | None, typer.Option(help="Of the learning rate: cosine or
 LeastBatches = Annotated[int | None, typer.Option(help="Steps that an epoch has at least.")]
 Precision = Annotated[str | None, typer.Option(help="Of the forward pass: fp32, bf16 or fp16.")]
 MicroBatch = Annotated[int | None, typer.Option(help="Pictures at once, if a batch does not fit.")]
+OptimiserName = Annotated[str | None, typer.Option("--optimiser", help="adamw or sgd.")]
 
 SCHEDULE = (
     "epochs",
@@ -95,6 +119,7 @@ SCHEDULE = (
     "least_batches",
     "precision",
     "micro_batch",
+    "optimiser",
 )
 
 # how it is carried out

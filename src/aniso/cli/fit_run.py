@@ -11,7 +11,7 @@ from aniso.cli import options, show
 from aniso.cli.fit_options import HOW, SCHEDULE
 from aniso.compose import Runtime
 from aniso.compose.runtime import show_bytes
-from aniso.errors import UsageError
+from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.record import Clock, record
 from aniso.experiments.run_directory import TENSORBOARD, RunDirectory
 from aniso.experiments.settings import BaseSetting
@@ -19,6 +19,7 @@ from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
 from aniso.experiments.work import Circumstances, Work
 from aniso.learn.board import Board
+from aniso.weights.files import RawFile
 
 _COLUMN = {
     "coefficients": "learned",
@@ -65,8 +66,27 @@ def _setting(kind: str, said: dict[str, Any]) -> BaseSetting:
     schedule = {key: given.pop(key) for key in SCHEDULE if key in given}
     if "on_bad_image" in given:
         given["on_bad_image"] = options.bad_images(given["on_bad_image"])
+    if "classes" in given:
+        given["classes"] = _names(given["classes"])
     data = {"setting": kind, **given, **({"schedule": schedule} if schedule else {})}
     return parsed(Document("the command line", data, {}))
+
+
+def _names(said: list[str]) -> list[str]:
+    """Class names: a text file's lines, or what was said itself."""
+    if len(said) != 1 or not Path(said[0]).is_file():
+        return said
+    file = RawFile(Path(said[0]))
+    try:
+        lines = file.read(0, file.size).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(
+            "DATA-CLASS",
+            f"'{printable(said[0])}' is no text",
+            expected="a class name a line",
+            fix="use UTF-8",
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _circumstances(
@@ -117,15 +137,26 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         tuned = f"{own[name]:.1%}" if name in own else ""
         rows.append((name, one["total"], before, f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tuned))
     method = _COLUMN[made["spec"]["method"]]
+    if made["spec"].get("train") == "layernorm" and method == "learned":
+        method = "layer norms"
     if "head" in metrics:
         kind = metrics["head"]["kind"]
         method = kind if made["spec"]["method"] == "none" else f"{method} + {kind}"
     columns = ("task", "pictures", "zero-shot", method, "95 % interval", "own vector")
     shown = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
-    show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    if rows:
+        show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
     if len(rows) > 1:
         mean = sum(one["accuracy"] for one in metrics["accuracy"].values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
+    _print_facts(metrics)
+    if run is not None:
+        show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
+
+
+def _print_facts(metrics: dict[str, Any]) -> None:
+    """What was found beside accuracies, and how."""
+    _print_answers(metrics)
     for name, one in metrics.get("out_of_domain", {}).items():
         low, high = one["interval"]
         show.line(f"{name}, with the same classes: {one['accuracy']:.1%} ({low:.1%} to {high:.1%})")
@@ -138,8 +169,22 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         show.line(f"head: step {head['kept_step']} of {head['steps']} kept, {head['trainable']:,} trained")
     if "scale" in metrics:
         show.line(f"scale {metrics['scale']:g}")
-    if run is not None:
-        show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
+
+
+def _print_answers(metrics: dict[str, Any]) -> None:
+    """What can be told without labels."""
+    for name, one in metrics.get("online", {}).items():
+        show.line(f"{name}, answered before learning from each batch: {one['accuracy']:.1%}")
+    if "answers" not in metrics:
+        return
+    found = metrics["answers"]
+    before, after = found["confidence"]
+    show.line(
+        f"same answer as zero-shot: {found['agreement']:.1%}; mean confidence {before:.1%} -> {after:.1%}"
+    )
+    counts = sorted(found["counts"].items(), key=lambda one: -one[1])
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts[:12])
+    show.line(f"answers: {listed}{f' … {len(counts) - 12} more classes' if len(counts) > 12 else ''}")
 
 
 def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:

@@ -4,5 +4,16 @@ from aniso.classes import ClassList
 from aniso.data.batches import Batch, Batches
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
+from aniso.data.unlabelled import unlabelled_pictures
 
-__all__ = ["load_task", "Task", "Labelled", "Unlabelled", "Split", "ClassList", "Batches", "Batch"]
+__all__ = [
+    "load_task",
+    "unlabelled_pictures",
+    "Task",
+    "Labelled",
+    "Unlabelled",
+    "Split",
+    "ClassList",
+    "Batches",
+    "Batch",
+]

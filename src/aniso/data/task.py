@@ -89,7 +89,7 @@ def load_task(
     made = _split(name, parts, rules, seed)
     notes = [*reading.notes, *_rule_notes(card, rules, reading.parts)]
     if on_bad_image != "error":
-        made = {role: _readable(split, on_bad_image, notes, told) for role, split in made.items()}
+        made = {role: readable(split, on_bad_image, notes, told) for role, split in made.items()}
     return Task(name, classes, **made, card=card, notes=tuple(notes))
 
 
@@ -306,7 +306,8 @@ def _rule_notes(card: Card, rules: SplitRules, parts: Mapping[str, Part]) -> lis
 # pictures that cannot be read
 
 
-def _readable(split: Labelled, policy: OnBadImage, notes: list[str], told: Told | None) -> Labelled:
+def readable(split: Labelled, policy: OnBadImage, notes: list[str], told: Told | None) -> Labelled:
+    """The split without pictures that cannot be decoded, as far as the policy allows; notes say which."""
     bad: list[int] = []
     first = ""
     for i in range(len(split)):

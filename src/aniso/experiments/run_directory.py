@@ -46,6 +46,8 @@ class RunDirectory:
             "search": [COEFFICIENTS],
             "weights": [METRICS, WEIGHTS],
         }
+        if setting.trains_norms:
+            result["coefficients"] = [METRICS, WEIGHTS]
         if setting.rank is not None:
             result["weights"] = [METRICS, ADAPTER]
         head = [HEAD] if setting.head_kind is not None else []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan, Runtime
-from aniso.data import Labelled, Task, load_task
+from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.settings import BaseSetting, Job
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
@@ -23,6 +23,7 @@ from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
+from aniso.learn.said import said
 from aniso.models import ClassWeights, Encoder, load_model, mini_bank
 from aniso.vectors import Bank
 from aniso.weights import TensorMap
@@ -176,7 +177,9 @@ class Work:
         job, schedule = self.job, self.setting.resolved_schedule()
         facts: dict[str, Any] = {"method": self.setting.method, "tests": _sizes(job.tests)}
         memory = None
-        if self.setting.method in ("coefficients", "search"):
+        if self.setting.trains_norms:
+            facts["trainable"] = Trained.layer_norms(self.encoder).count
+        elif self.setting.method in ("coefficients", "search"):
             made = self._over(self.bank, self._partition())
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
@@ -190,6 +193,11 @@ class Work:
             splits = [term.split for _, term in job.objective.data_terms]
             facts["learned_from"] = {split.name: len(split) for split in splits}
             facts["steps"] = schedule.steps(*map(len, splits))
+        if self.setting.head_kind is not None:
+            together = ", together with the coefficients" if self.setting.is_joint else ""
+            facts["head"] = (
+                f"{self.setting.head_kind}, from {VIEWS} views of {len(self._shots()):,} pictures{together}"
+            )
         facts["chosen_by"] = {split.name: len(split) for split in job.keep.splits}
         return memory, facts
 
@@ -232,6 +240,8 @@ class Work:
         return _Made(lambda name: made, facts, found.coefficients)
 
     def _composed(self) -> _Made:
+        if self.setting.trains_norms:
+            return self._with_own_norms()
         if self.setting.is_joint:
             return self._joint()
         known = self._learned_before()
@@ -240,6 +250,12 @@ class Work:
         made = self._over(self.bank, self._partition())
         facts, notes = self._learn(Trained.coefficients(made))
         return _Made(lambda name: made, facts, made.coefficients, notes=notes)
+
+    def _with_own_norms(self) -> _Made:
+        trained = Trained.layer_norms(self.encoder)
+        facts, notes = self._learn(trained)
+        tuned = tuned_weights(self.encoder, trained)
+        return _Made(lambda name: trained.model, facts, weights=tuned, notes=notes)
 
     def _learned_before(self) -> _Made | None:
         """Coefficients that the same setting without a head has come to, where such are kept."""
@@ -328,11 +344,14 @@ class Work:
             resume=how.resume,
             allow_env_change=how.allow_env_change,
             workers=how.workers,
+            online=self.setting.is_online,
             told=how.told,
             epoch_done=how.epoch_done,
         )
         history = list(done.history)
         facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
+        if done.answers is not None:
+            facts["online"] = {n: _score(split, done.answers) for n, split in self.job.tests.items()}
         return {**facts, "trainable": trained.count}, done.notes
 
     def _objective(self) -> Objective:
@@ -379,18 +398,38 @@ class Work:
             for name, split in self.job.out_of_domain.items()
         }
 
-    def _outcome(self, made: _Made) -> Outcome:
+    def _with_labels(self, made: _Made) -> tuple[dict[str, Any], list[str]]:
+        """Metrics, and doubts about them."""
         measured = self._measured(made.model_for, made.head)
-        scores = {name: _score(split, said) for name, (split, said) in measured.items()}
-        metrics: dict[str, Any] = {"accuracy": scores, **made.facts}
+        metrics: dict[str, Any] = {"accuracy": {name: _score(*one) for name, one in measured.items()}}
         if self.job.out_of_domain:
             metrics["out_of_domain"] = self._elsewhere(made)
         if self.job.own_vectors and self.setting.method not in ("none", "vector"):
             metrics["reference"] = {task: self._with_own(split) for task, split in self.job.tests.items()}
         if self.setting.compare and (self.setting.method != "none" or made.head is not None):
             unchanged = self._measured(lambda name: self.encoder)
-            metrics["zero_shot"] = {n: accuracy(said, split).value for n, (split, said) in unchanged.items()}
-        doubts = [note for split, said in measured.values() for note in accuracy(said, split).notes]
+            metrics["zero_shot"] = {n: accuracy(told, split).value for n, (split, told) in unchanged.items()}
+        doubts = [note for split, told in measured.values() for note in accuracy(told, split).notes]
+        return metrics, doubts
+
+    def _without_labels(self, made: _Made, split: Unlabelled) -> tuple[dict[str, Any], list[str]]:
+        """The same where answers themselves are looked at; labels, if there are any, are for counting."""
+        how = self._how
+        before = said(self.encoder, split, workers=how.workers, told=how.told)
+        after = before
+        if self.setting.method != "none":
+            after = said(made.model_for(""), split, workers=how.workers, told=how.told)
+        tests = self.job.tests.items()
+        metrics: dict[str, Any] = {"accuracy": {n: _score(test, after.answers) for n, test in tests}}
+        metrics["answers"] = after.since(before)
+        if self.setting.compare and self.setting.method != "none":
+            metrics["zero_shot"] = {n: accuracy(before.answers, test).value for n, test in tests}
+        return metrics, list(after.doubts(before))
+
+    def _outcome(self, made: _Made) -> Outcome:
+        split = self.job.unlabelled
+        metrics, doubts = self._with_labels(made) if split is None else self._without_labels(made, split)
+        metrics |= made.facts
         doubts += [
             f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
             for t in self._tasks.values()
@@ -413,8 +452,11 @@ class Work:
         tasks = self._tasks.values()
         data = {t.name: combined_hash({role: s.manifest for role, s in t.splits.items()}) for t in tasks}
         classes = {task.name: task.classes.key for task in tasks}
+        if self.job.unlabelled is not None and not tasks:
+            split = self.job.unlabelled
+            data, classes = {split.name: split.manifest}, {split.name: split.classes.key}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
-        if self.setting.method in ("coefficients", "search"):
+        if self.setting.method in ("coefficients", "search") and self.setting.needs_bank:
             inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         elif self.setting.method == "vector":
             inputs["bank"] = self._own(*self.job.tests).content_hash
@@ -427,15 +469,15 @@ def summary(coefficients: Coefficients) -> dict[str, dict[str, list[float]]]:
     return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
 
 
-def _score(split: Labelled, said: Tensor) -> dict[str, Any]:
-    found = accuracy(said, split)
+def _score(split: Labelled, told: Tensor) -> dict[str, Any]:
+    found = accuracy(told, split)
     return {
         "correct": found.correct,
         "total": found.total,
         "accuracy": found.value,
         "per_class_accuracy": found.per_class,
         "interval": list(found.interval),
-        "right": _bits(said == torch.tensor(split.labels)),
+        "right": _bits(told == torch.tensor(split.labels)),
     }
 
 

@@ -4,7 +4,15 @@ from aniso.learn.evaluate import Accuracy, evaluate
 from aniso.learn.finetune import Tuned, finetune
 from aniso.learn.fit import Fit, fit
 from aniso.learn.keep import Best, Keep, Last, Lowest
-from aniso.learn.objectives import CoefficientNorm, CrossEntropy, Objective
+from aniso.learn.objectives import (
+    SAR,
+    CoefficientNorm,
+    Contrastive,
+    CrossEntropy,
+    Entropy,
+    FixMatch,
+    Objective,
+)
 from aniso.learn.schedule import Schedule
 from aniso.learn.search import Search, search
 from aniso.learn.trained import Trained
@@ -16,6 +24,10 @@ __all__ = [
     "Objective",
     "CrossEntropy",
     "CoefficientNorm",
+    "Entropy",
+    "SAR",
+    "Contrastive",
+    "FixMatch",
     "Schedule",
     "Keep",
     "Last",

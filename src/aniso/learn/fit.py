@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from aniso.compose import Coefficients, Composition
 from aniso.errors import NumericalError, StoppedError, UsageError, printable
@@ -38,6 +39,8 @@ class Fit:
     """The epoch that was kept; 0 is the start."""
     coefficients: Coefficients | None
     notes: tuple[str, ...] = ()
+    answers: Tensor | None = None
+    """Of an online run: for every picture what was said of it before anything was learned from it."""
 
 
 def fit(
@@ -51,6 +54,7 @@ def fit(
     resume: bool = False,
     allow_env_change: bool = False,
     workers: int = 0,
+    online: bool = False,
     told: Told | None = None,
     epoch_done: Callable[[Row], None] | None = None,
 ) -> Fit:
@@ -58,14 +62,19 @@ def fit(
 
     ``keep`` chooses the epoch, the last one if not said. With a ``directory`` the run leaves a state there
     after every epoch and when it is interrupted; ``resume`` goes on from it, and ends with the very same
-    numbers as if nothing had happened. ``epoch_done`` is called with every epoch's row.
+    numbers as if nothing had happened. ``online`` goes through the pictures once, as they come, and answers
+    before it learns from each batch. ``epoch_done`` is called with every epoch's row.
     """
     trained = Trained.coefficients(model) if isinstance(model, Composition) else model
     whole = objective if isinstance(objective, Objective) else objective * 1.0
     _require_sense(whole, trained)
+    _require_whole_batches(whole, schedule)
+    if online:
+        schedule = replace(schedule, epochs=1, least_batches=1)
+        _require_one_stream(whole)
     keep = keep or Last()
-    loop = Loop(trained, whole, schedule, keep, seed=seed, workers=workers)
-    circumstances = _circumstances(trained, whole, schedule, keep, seed)
+    loop = Loop(trained, whole, schedule, keep, seed=seed, workers=workers, online=online)
+    circumstances = _circumstances(trained, whole, schedule, keep, seed, online)
     notes: list[str] = []
     if directory is None:
         for row in loop.run(told or _silent, lambda: None):
@@ -77,7 +86,7 @@ def fit(
             run.go(told or _silent, lambda row: _tell(epoch_done, row))
     kept = next(row["epoch"] for row in loop.history if row["kept"])
     coefficients = model.coefficients if isinstance(model, Composition) else None
-    return Fit(tuple(loop.history), kept, coefficients, (*notes, *_doubts(loop.history)))
+    return Fit(tuple(loop.history), kept, coefficients, (*notes, *_doubts(loop.history)), loop.answers)
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -109,7 +118,7 @@ def _require_sense(objective: Objective, trained: Trained) -> None:
 
 
 def _circumstances(
-    trained: Trained, objective: Objective, schedule: Schedule, keep: Keep, seed: int
+    trained: Trained, objective: Objective, schedule: Schedule, keep: Keep, seed: int, online: bool
 ) -> dict[str, Any]:
     what = {
         "trained": trained.identity,
@@ -117,6 +126,7 @@ def _circumstances(
         "schedule": asdict(schedule),
         "keep": keep.identity(),
         "seed": seed,
+        "online": online,
     }
     device = next(iter(trained.tensors.values())).device.type
     around = {"aniso": version("aniso"), "torch": torch.__version__, "device": device}
@@ -125,10 +135,32 @@ def _circumstances(
 
 
 def _doubts(history: list[Row]) -> list[str]:
+    out = []
     losses = [row["loss"] for row in history if row["loss"] is not None]
     if len(losses) > 1 and losses[-1] > losses[0] + abs(losses[0]):
-        return [f"warning: the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: try a lower learning rate"]
-    return []
+        out.append(
+            f"warning: the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: try a lower learning rate"
+        )
+    if history and history[-1].get("forgotten"):
+        out.append(f"answers collapsed {history[-1]['forgotten']} times: what was learned was begun anew")
+    return out
+
+
+def _require_whole_batches(objective: Objective, schedule: Schedule) -> None:
+    compared = [term.name for _, term in objective.data_terms if term.whole_batch]
+    if compared and schedule.micro_batch is not None and schedule.micro_batch < schedule.batch:
+        raise UsageError(
+            "OBJECTIVE",
+            f"'{printable(compared[0])}' compares the pictures of a batch, which cannot be cut into slices",
+            fix="leave --micro-batch out, and lower --batch instead",
+        )
+
+
+def _require_one_stream(objective: Objective) -> None:
+    if len(objective.data_terms) != 1:
+        raise UsageError(
+            "OBJECTIVE", "an online run learns from one stream of pictures", fix="one term on one split"
+        )
 
 
 @final

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from aniso.data import Batch, Split, draw
-from aniso.errors import InputError, NumericalError, ResourceError
+from aniso.errors import InputError, NumericalError, ResourceError, UsageError
 from aniso.learn.evaluate import evaluate
-from aniso.learn.features import encoder_of
+from aniso.learn.features import encoder_of, passed
 from aniso.learn.heads import Among, Classifier
 from aniso.learn.keep import Keep
-from aniso.learn.objectives import DataTerm, Objective, Seen
+from aniso.learn.objectives import SAR, DataTerm, Objective, Seen
 from aniso.learn.passes import Passes
 from aniso.learn.schedule import Schedule
+from aniso.learn.sharpness import Sharpness
 from aniso.learn.state import State
 from aniso.learn.trained import Trained
 from aniso.weights.files import Told
@@ -53,6 +54,7 @@ class Loop:
         *,
         seed: int = 0,
         workers: int = 0,
+        online: bool = False,
     ) -> None:
         self._trained = trained
         self._objective = objective
@@ -64,13 +66,21 @@ class Loop:
         self._bound = [_Bound(w, t, self._head(t.split)) for w, t in objective.data_terms]
         self._heads = {split.name: self._head(split) for split in keep.splits}
         views = [(b.term.split, b.term.views(encoder.transforms)) for b in self._bound]
-        self._passes = Passes(views, schedule, seed)
+        reserved = [0.0 if online else b.term.trusted_share for b in self._bound]
+        self._passes = Passes(views, schedule, seed, reserved)
         self._device = next(iter(trained.tensors.values())).device
-        self._optimiser = torch.optim.AdamW(_groups(trained, schedule), lr=schedule.lr)
+        self._optimiser = _optimiser(trained, schedule)
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=schedule.precision == "fp16")
         self.epoch = self.step = 0
         self.history: list[Row] = []
         self.kept = trained.copied()
+        self._start = trained.copied()
+        self._trusted: dict[int, Tensor] = {}  # of every term that trusts pictures, which
+        self.forgotten = 0
+        """How often what was learned had collapsed and was begun anew."""
+        self._sharpness = _sharpness(trained, objective)
+        self.answers = torch.full((len(self._bound[0].term.split),), -1) if online else None
+        """Of an online run: what was said of each picture before anything was learned from it."""
         self._sums: dict[str, list[float]] = {}  # of every term its losses, and how many
 
     @property
@@ -110,15 +120,36 @@ class Loop:
     def _train(self, told: Told, between: Callable[[], None]) -> None:
         """The epoch's steps that are left."""
         model = self._trained.model
+        if self.step == 0:
+            self._trust(told, between)
+        trusted = [self._places(i) for i in range(len(self._bound))]
         model.train()
         try:
-            for batches in self._passes.epoch(self.epoch, start=self.step, workers=self._workers):
+            for batches in self._passes.epoch(
+                self.epoch, start=self.step, workers=self._workers, trusted=trusted
+            ):
                 between()
                 self._take_step(batches)
                 self.step += 1
                 told(f"epoch {self.epoch + 1} of {self._schedule.epochs}", self.step, self.steps)
         finally:
             model.eval()
+
+    @torch.no_grad()
+    def _trust(self, told: Told, between: Callable[[], None]) -> None:
+        """Look at all pictures of terms that trust some, with what was learned so far."""
+        for i, bound in enumerate(self._bound):
+            if bound.term.trusted_share and self.answers is None:
+                split, seen = bound.term.split, []
+                for piece in passed(self._trained.model, split, workers=self._workers):
+                    between()
+                    seen.append(bound.head.logits(piece.float()))
+                    told(f"answers on {split.name}", sum(map(len, seen)), len(split))
+                self._trusted[i] = bound.term.trust(torch.cat(seen)).cpu()
+
+    def _places(self, which: int) -> list[int] | None:
+        found = self._trusted.get(which)
+        return None if found is None else (found >= 0).nonzero().flatten().tolist()
 
     def _take_step(self, batches: Sequence[Batch]) -> None:
         done = self.epoch * self.steps + self.step
@@ -128,13 +159,21 @@ class Loop:
         at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
         with self._own_chance(), _memory_explained(at_once):
             losses = self._gradients(batches)
+            if self._sharpness is not None:  # the gradient of the worst point nearby in the place of this one
+                self._sharpness.climb()
+                self._optimiser.zero_grad(set_to_none=True)
+                self._gradients(batches)
+                self._sharpness.back()
         self._require_finite(losses, batches)
         self._scaler.unscale_(self._optimiser)
         tensors = list(self._trained.tensors.values())
         norm = nn.utils.clip_grad_norm_(tensors, self._schedule.clip)
-        self._require_gradient(norm, first=done == 0, batches=batches)
+        selective = any(bound.term.selective for bound in self._bound)
+        self._require_gradient(norm, first=done == 0 and not selective, batches=batches)
         self._scaler.step(self._optimiser)
         self._scaler.update()
+        if self._sharpness is not None and self._sharpness.collapsed():
+            self._forget()
         for name, (loss, count) in losses.items():
             total, seen = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = [total + loss * count, seen + count]
@@ -144,11 +183,11 @@ class Loop:
         found: dict[str, tuple[float, int]] = {}
         for number, slices in enumerate(self._slices(batches)):
             total = torch.zeros((), device=self._device)
-            for bound, whole, piece, seen in zip(
-                self._bound, batches, slices, self._seen(slices), strict=True
-            ):
+            terms = zip(self._bound, batches, slices, self._seen(slices), strict=True)
+            for i, (bound, whole, piece, seen) in enumerate(terms):
                 if not len(piece):
                     continue
+                self._notice(i, bound.term, piece, seen)
                 loss = bound.term.loss(seen) * (len(piece) / len(whole))
                 total = total + bound.weight * loss
                 name = bound.term.name
@@ -157,6 +196,12 @@ class Loop:
                 total = total + self._of_values(found)
             self._scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         return found
+
+    def _forget(self) -> None:
+        """Begin anew: answers have become so sure that they can hardly be right."""
+        self._trained.load(self._start)
+        self._optimiser.state.clear()
+        self.forgotten += 1
 
     def _of_values(self, found: dict[str, tuple[float, int]]) -> Tensor:
         total = torch.zeros((), device=self._device)
@@ -179,17 +224,53 @@ class Loop:
 
     def _seen(self, batches: Sequence[Batch]) -> list[Seen]:
         """All terms' pictures go through the model together."""
-        images = [view for batch in batches for view in batch.views]
+        looked_at = [
+            v for b, batch in zip(self._bound, batches, strict=True) for v in batch.views[: b.term.looks]
+        ]
+        learned = [
+            v for b, batch in zip(self._bound, batches, strict=True) for v in batch.views[b.term.looks :]
+        ]
+        with torch.no_grad():
+            before = iter(self._forward(looked_at))
+        through = iter(self._forward(learned))
+        out = []
+        for i, (bound, batch) in enumerate(zip(self._bound, batches, strict=True)):
+            looks = bound.term.looks
+            own = tuple(next(before if n < looks else through) for n in range(len(batch.views)))
+            labels = None if batch.labels is None else batch.labels.to(self._device)
+            logits = tuple(bound.head.logits(f) for f in own)
+            out.append(Seen(own, logits, labels, *self._marks(i, batch), progress=self._progress))
+        return out
+
+    def _forward(self, images: list[Tensor]) -> Sequence[Tensor]:
+        """Features of stacks of pictures, which go through the model together."""
+        if not images:
+            return ()
         dtype = _HALF.get(self._schedule.precision)
         with torch.autocast(self._device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             features = self._trained.model(torch.cat(images).to(self._device)).float()
-        pieces = iter(torch.split(features, [len(view) for view in images]))
-        out = []
-        for bound, batch in zip(self._bound, batches, strict=True):
-            own = tuple(next(pieces) for _ in batch.views)
-            labels = None if batch.labels is None else batch.labels.to(self._device)
-            out.append(Seen(own, tuple(bound.head.logits(f) for f in own), labels))
-        return out
+        return torch.split(features, [len(view) for view in images])
+
+    def _marks(self, which: int, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """Of a batch's pictures: what they are trusted to show, and whether they are reliable."""
+        places = list(batch.indices)
+        trusted = self._trusted[which][places] if which in self._trusted else None
+        reliable = None if self._sharpness is None else self._sharpness.reliable(which, places)
+        moved = [None if marks is None else marks.to(self._device) for marks in (trusted, reliable)]
+        return moved[0], moved[1]
+
+    @property
+    def _progress(self) -> float:
+        return (self.epoch * self.steps + self.step) / max(1, self._schedule.epochs * self.steps)
+
+    @torch.no_grad()
+    def _notice(self, which: int, term: DataTerm, batch: Batch, seen: Seen) -> None:
+        """What later passes and online answers need of this one."""
+        places = list(batch.indices)
+        if self.answers is not None and seen.reliable is None:
+            self.answers[places] = seen.logits[0].argmax(-1).cpu()
+        if self._sharpness is not None:
+            self._sharpness.notice(which, term, places, seen)
 
     @contextlib.contextmanager
     def _own_chance(self) -> Iterator[None]:
@@ -215,7 +296,12 @@ class Loop:
                 self._trained.model, split, head=head, batch=batch, workers=self._workers, told=checked
             )
             accuracy[split.name] = measured.value
-        row: Row = {"epoch": len(self.history), **self._losses(), "accuracy": accuracy}
+        row: Row = {
+            "epoch": len(self.history),
+            **self._losses(),
+            "accuracy": accuracy,
+            **self._self_training(),
+        }
         self.history.append(row)
         if self._keep.choose(self._measured()) == len(self.history) - 1:
             self.kept = self._trained.copied()
@@ -224,6 +310,15 @@ class Loop:
         else:
             row["kept"] = False
         return row
+
+    def _self_training(self) -> dict[str, int]:
+        """Pictures that were trusted in the epoch, and how often the run began anew, where either can be."""
+        out = {}
+        if self._trusted:
+            out["trusted"] = sum(int((marks >= 0).sum()) for marks in self._trusted.values())
+        if self._sharpness is not None:
+            out["forgotten"] = self.forgotten
+        return out
 
     def _measured(self) -> list[dict[str, float]]:
         return [row["accuracy"] for row in self.history]
@@ -240,8 +335,18 @@ class Loop:
         tensors = {f"trained.{name}": t.detach() for name, t in self._trained.tensors.items()}
         tensors |= {f"kept.{name}": t for name, t in self.kept.items()}
         for name, t in self._trained.tensors.items():
-            tensors |= {f"adam.{key}.{name}": v for key, v in self._optimiser.state.get(t, {}).items()}
-        facts = {"history": self.history, "sums": self._sums, "scaler": self._scaler.state_dict()}
+            moments = self._optimiser.state.get(t, {}).items()
+            tensors |= {f"moment.{key}.{name}": v for key, v in moments if v is not None}
+        tensors |= {f"trusted.{i}": marks for i, marks in self._trusted.items()}
+        if self.answers is not None:
+            tensors["answers"] = self.answers
+        facts: dict[str, Any] = {
+            "history": self.history,
+            "sums": self._sums,
+            "scaler": self._scaler.state_dict(),
+        }
+        if self._sharpness is not None:
+            facts["sharpness"] = [self._sharpness.average, self.forgotten]
         return State(self.epoch, self.step, {n: t.cpu() for n, t in tensors.items()}, facts)
 
     def restore(self, state: State) -> None:
@@ -254,10 +359,17 @@ class Loop:
         except (KeyError, RuntimeError) as e:
             raise InputError("RUN-STATE", f"the state is of another run: {e}", fix="start anew") from None
         for name, t in self._trained.tensors.items():
-            found = {key: state.tensors.get(f"adam.{key}.{name}") for key in _ADAM}
-            if found["step"] is not None:
-                moved = {key: v if key == "step" else v.to(self._device) for key, v in found.items()}  # type: ignore[union-attr]
+            found = {key: state.tensors.get(f"moment.{key}.{name}") for key in _MOMENTS}
+            moved = {
+                key: v if key == "step" else v.to(self._device) for key, v in found.items() if v is not None
+            }
+            if moved:
                 self._optimiser.state[t] = moved
+        known = {i: state.tensors.get(f"trusted.{i}") for i in range(len(self._bound))}
+        self._trusted = {i: marks for i, marks in known.items() if marks is not None}
+        self.answers = state.tensors.get("answers", self.answers)
+        if self._sharpness is not None:
+            self._sharpness.average, self.forgotten = state.facts["sharpness"]
 
     # what must not go unnoticed
 
@@ -311,7 +423,26 @@ def _groups(trained: Trained, schedule: Schedule) -> list[dict[str, Any]]:
     return groups
 
 
-_ADAM = ("step", "exp_avg", "exp_avg_sq")
+def _optimiser(trained: Trained, schedule: Schedule) -> torch.optim.Optimizer:
+    groups = _groups(trained, schedule)
+    if schedule.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=schedule.lr, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=schedule.lr)
+
+
+def _sharpness(trained: Trained, objective: Objective) -> Sharpness | None:
+    """From the terms that ask for it, which have to agree."""
+    found = {(term.radius, term.floor) for _, term in objective.data_terms if isinstance(term, SAR)}
+    if not found:
+        return None
+    if len(found) > 1:
+        raise UsageError(
+            "OBJECTIVE", "terms differ in radius or floor", found=sorted(found), fix="give them the same"
+        )
+    return Sharpness(list(trained.tensors.values()), *found.pop())
+
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 def _part(batch: Batch, start: int, count: int) -> Batch:

@@ -20,27 +20,63 @@ class Passes:
     splits: Sequence[tuple[Split, tuple[View, ...]]]
     schedule: Schedule
     seed: int
+    reserved: Sequence[float] = ()
+    """For every split the part of its share that is kept for trusted pictures; none if not said."""
 
     @property
     def steps(self) -> int:
         """Of one epoch."""
-        return self.schedule.epoch_steps([len(split) for split, _ in self.splits])
+        longest = max(-(-len(split) // self._own(i)) for i, (split, _) in enumerate(self.splits))
+        return max(self.schedule.least_batches, longest)
 
-    def epoch(self, number: int, *, start: int = 0, workers: int = 0) -> Iterator[tuple[Batch, ...]]:
-        """The steps of an epoch from ``start`` on: one batch of each split."""
-        share = self.schedule.share(len(self.splits))
-        passes = [
-            Batches(
-                split,
-                *views,
-                size=share,
-                seed=self.seed,
-                epoch=number,
-                order=self.order(split, share, number),
-            )
-            for split, views in self.splits
-        ]
+    @property
+    def _share(self) -> int:
+        return self.schedule.share(len(self.splits))
+
+    def _own(self, which: int) -> int:
+        """Pictures of a split in a batch beside trusted ones."""
+        reserved = self.reserved[which] if self.reserved else 0.0
+        return max(1, self._share - int(reserved * self._share))
+
+    def epoch(
+        self,
+        number: int,
+        *,
+        start: int = 0,
+        workers: int = 0,
+        trusted: Sequence[Sequence[int] | None] = (),
+    ) -> Iterator[tuple[Batch, ...]]:
+        """The steps of an epoch from ``start`` on: one batch of each split.
+
+        ``trusted`` are places in the splits; they fill up what is reserved for them.
+        """
+        passes = []
+        for i, (split, views) in enumerate(self.splits):
+            own = self._own(i)
+            order, size = self.order(split, own, number), own
+            if trusted and trusted[i]:
+                order = self._filled_up(order, own, list(trusted[i] or ()), split, number)
+                size = self._share
+            passes.append(Batches(split, *views, size=size, seed=self.seed, epoch=number, order=order))
         return together(*passes, workers=workers, start=start)
+
+    def _filled_up(
+        self, order: list[int], own: int, trusted: list[int], split: Split, epoch: int
+    ) -> list[int]:
+        """Every batch with trusted pictures at its end, all of them equally often."""
+        keys = [str(split.keys[i]) for i in trusted]
+        batches = [order[i : i + own] for i in range(0, len(order), own)]
+        wanted = self._share - own
+        drawn: list[int] = []
+        while len(drawn) < wanted * len(batches):
+            again = len(drawn) // len(keys)
+            drawn += [trusted[i] for i in draw.shuffled(keys, "trusted", self.seed, epoch, again)]
+        fills = [drawn[n * wanted : (n + 1) * wanted] for n in range(len(batches))]
+        whole = self._share
+        # the last batch may be short: what is missing is taken from the trusted, so that all are of one size
+        last = whole - len(batches[-1]) - len(fills[-1])
+        fills[-1] += drawn[:last]
+        return [place for pair in zip(batches, fills, strict=True) for part in pair for place in part]
 
     def order(self, split: Split, share: int, epoch: int) -> list[int]:
         """Places in the split as they are visited."""

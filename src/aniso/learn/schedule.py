@@ -11,7 +11,12 @@ from aniso.errors import UsageError, printable
 
 Shape = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
-_CHOICES = {"shape": ("cosine", "constant"), "precision": ("fp32", "bf16", "fp16")}
+Optimiser = Literal["adamw", "sgd"]
+_CHOICES = {
+    "shape": ("cosine", "constant"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "optimiser": ("adamw", "sgd"),
+}
 _LEAST = {"epochs": 1, "batch": 1, "warmup": 0, "weight_decay": 0, "lr": 0, "clip": 0, "least_batches": 1}
 _ABOVE_ZERO = ("lr", "clip")
 _WHOLE = ("epochs", "batch", "warmup", "least_batches", "micro_batch")
@@ -19,7 +24,8 @@ _WHOLE = ("epochs", "batch", "warmup", "least_batches", "micro_batch")
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW with a linear warm-up, then a cosine that falls to zero over the run, or a constant rate."""
+    """AdamW, or gradient descent, with a linear warm-up, then a cosine that falls to zero over the run, or a
+    constant rate."""
 
     epochs: int
     lr: float
@@ -37,6 +43,8 @@ class Schedule:
     """Of the forward pass; coefficients, weights and their updates always have 32 bits or more."""
     micro_batch: int | None = None
     """Pictures at once, if a whole batch does not fit: gradients of a step's slices are added up."""
+    optimiser: Optimiser = "adamw"
+    """AdamW, or gradient descent with a momentum of 0.9."""
 
     def __post_init__(self) -> None:
         for name in _WHOLE:

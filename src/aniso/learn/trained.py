@@ -16,6 +16,7 @@ from aniso.errors import UsageError
 from aniso.learn.features import encoder_of
 from aniso.learn.heads import Head
 from aniso.models import Encoder
+from aniso.vectors import Kind
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 
@@ -55,6 +56,26 @@ class Trained:
             return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
         own = copy.deepcopy(encoder)
         parameters = dict(own.named_parameters())
+        return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
+
+    @classmethod
+    def layer_norms(cls, encoder: Encoder, *, without_last: int = 3) -> Trained:
+        """A model of its own; the norms' weights and biases are trained, but for those of its last layers."""
+        norms = [block for block in encoder.layout.blocks if block.kind is Kind.NORM]
+        deepest = max((block.depth for block in norms if block.depth is not None), default=-1)
+        names = [
+            part.key
+            for block in norms
+            if block.depth is None or block.depth <= deepest - without_last
+            for part in block.parts
+        ]
+        if not names:
+            raise UsageError(
+                "MODEL-NAME", f"'{encoder.name}' has no norms to train", fix="train coefficients instead"
+            )
+        own = copy.deepcopy(encoder)
+        parameters = dict(own.named_parameters())
+        identity = {**encoder_identity(encoder), "trained": "norms", "without_last": without_last}
         return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
 
     def with_head(self, head: Head) -> Trained:

@@ -15,7 +15,7 @@ _LARGEST = 64 << 20
 _FAILED = ".failed.json"
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
-Setting = Literal["few-shot", "peft", "addition", "negation", "finetune"]
+Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time"]
 Method = Literal["none", "vector", "search", "weights", "coefficients"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
@@ -99,6 +99,7 @@ class Spec(_Part):
             "addition": ("tasks",),
             "negation": ("target", "control"),
             "finetune": ("task",),
+            "test-time": (),  # pictures of one's own have no task, and no accuracy
         }[self.setting]
         free = ("shots", "fraction") if self.unchanged else ()
         for name in needed:

@@ -18,13 +18,25 @@ Seeds = dict[int, dict[str, float]]  # seed, task: per cent
 
 KEPT = 0.95  # negation may cost the control task a twentieth of its zero-shot accuracy
 _ORDER = ("none", "vector", "search", "weights", "coefficients")
-_IDENTITY = ("model", "linearised", "method", "partition", "control", "head", "joint")
+_IDENTITY = (
+    "model",
+    "linearised",
+    "method",
+    "partition",
+    "control",
+    "head",
+    "joint",
+    "objective",
+    "train",
+    "online",
+)
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
     "peft": ("task", "fraction", "seed"),
     "addition": ("seed",),
     "negation": ("target", "seed"),
     "finetune": ("task", "seed"),
+    "test-time": ("task", "seed"),
 }
 _MANY = 8
 
@@ -207,7 +219,7 @@ def _columns(setting: Setting, records: Sequence[Record]) -> tuple[Column, ...]:
         return Column("accuracy"), Column("relative")
     if setting == "negation":
         return Column("target"), Column("control")
-    if setting == "finetune":
+    if setting in ("finetune", "test-time"):
         return (Column("accuracy"),)
     if setting == "few-shot":
         shots = sorted({r.spec.shots for r in records if r.spec.shots})

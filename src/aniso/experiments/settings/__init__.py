@@ -6,6 +6,7 @@ from aniso.experiments.settings.finetune import FineTune
 from aniso.experiments.settings.negation import Negation
 from aniso.experiments.settings.peft import Peft
 from aniso.experiments.settings.setting import BaseSetting, Job
+from aniso.experiments.settings.test_time import TestTime
 
 SETTINGS: dict[str, type[BaseSetting]] = {
     "few-shot": FewShot,
@@ -13,7 +14,18 @@ SETTINGS: dict[str, type[BaseSetting]] = {
     "negation": Negation,
     "peft": Peft,
     "finetune": FineTune,
+    "test-time": TestTime,
 }
 """By the name that specs call them."""
 
-__all__ = ["SETTINGS", "FewShot", "Addition", "Negation", "Peft", "FineTune", "BaseSetting", "Job"]
+__all__ = [
+    "SETTINGS",
+    "FewShot",
+    "Addition",
+    "Negation",
+    "Peft",
+    "FineTune",
+    "TestTime",
+    "BaseSetting",
+    "Job",
+]

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from aniso.compose import Partition
-from aniso.data import Labelled, Task
+from aniso.data import Labelled, Task, Unlabelled
 from aniso.errors import InputError, UsageError, printable
 from aniso.learn import Best, CrossEntropy, Keep, Last, Objective, Schedule
 from aniso.learn.finetune import PAPER
-from aniso.learn.schedule import Precision, Shape
+from aniso.learn.schedule import Optimiser, Precision, Shape
 from aniso.learn.search import POINTS
 
 Method = Literal["coefficients", "weights", "search", "vector", "none"]
@@ -44,6 +44,7 @@ class ScheduleSpec(Strict):
     least_batches: int | None = None
     precision: Precision | None = None
     micro_batch: int | None = None
+    optimiser: Optimiser | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Job:
     """Scales to search through."""
     own_vectors: bool = False
     """Whether every task has a vector of its own, which alone is what results are compared with."""
+    unlabelled: Unlabelled | None = None
+    """What is learned from without labels, and answered."""
     shots: Labelled | None = None
     """What a head is learned from, if there is one."""
     out_of_domain: Mapping[str, Labelled] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class BaseSetting(Strict, ABC):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.method in ("coefficients", "search", "vector") and self.bank is None:
+        if self.needs_bank and self.bank is None:
             raise ValueError(f"method '{self.method}' needs a bank")
         Partition.parse(self.partition)
         self.resolved_schedule()
@@ -102,6 +105,20 @@ class BaseSetting(Strict, ABC):
     def rank(self) -> int | None:
         """Of the LoRA that is trained in the place of all weights, if one is."""
         return None
+
+    @property
+    def needs_bank(self) -> bool:
+        return self.method in ("coefficients", "search", "vector")
+
+    @property
+    def trains_norms(self) -> bool:
+        """Whether layer norms are trained in the place of coefficients."""
+        return False
+
+    @property
+    def is_online(self) -> bool:
+        """Whether pictures are learned from as they come, once, each answered before."""
+        return False
 
     @property
     def head_kind(self) -> str | None:
@@ -146,6 +163,8 @@ class BaseSetting(Strict, ABC):
             del decisive["schedule"]  # nothing is learned
         if self.method != "coefficients":
             del decisive["partition"]
+        if decisive.get("schedule", {}).get("optimiser") == "adamw":
+            del decisive["schedule"]["optimiser"]  # it was always that before it could be said
         for key, usual in self._later.items():
             if decisive.get(key, usual) == usual:
                 decisive.pop(key, None)

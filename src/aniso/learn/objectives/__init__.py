@@ -3,5 +3,18 @@
 from aniso.learn.objectives.coefficient_norm import CoefficientNorm
 from aniso.learn.objectives.cross_entropy import CrossEntropy
 from aniso.learn.objectives.objective import DataTerm, Objective, Seen, Term, ValueTerm
+from aniso.learn.objectives.unlabelled import SAR, Contrastive, Entropy, FixMatch
 
-__all__ = ["Objective", "Term", "DataTerm", "ValueTerm", "Seen", "CrossEntropy", "CoefficientNorm"]
+__all__ = [
+    "Objective",
+    "Term",
+    "DataTerm",
+    "ValueTerm",
+    "Seen",
+    "CrossEntropy",
+    "CoefficientNorm",
+    "Entropy",
+    "SAR",
+    "Contrastive",
+    "FixMatch",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
@@ -26,6 +26,12 @@ class Seen:
     """For every view, over the split's classes."""
     labels: Tensor | None
     """None for an unlabelled split, always."""
+    trusted: Tensor | None = None
+    """The class that each picture is trusted to show, -1 for none; None where nothing is trusted."""
+    reliable: Tensor | None = None
+    """Which pictures counted before the step to where the loss is worst; None if there was none."""
+    progress: float = 0.0
+    """How much of the run is over."""
 
 
 class _Summable:
@@ -76,6 +82,18 @@ class DataTerm(Term):
     """A loss on a split, which is a field of every such term."""
 
     split: Split
+    looks: ClassVar[int] = 0
+    """So many of the first views are only looked at: no gradient goes through them."""
+    trusted_share: ClassVar[float] = 0.0
+    """The share of every batch that is drawn from trusted pictures, which ``trust`` chooses in each epoch."""
+    selective: ClassVar[bool] = False
+    """Whether a batch may hold nothing that counts."""
+    whole_batch: ClassVar[bool] = False
+    """Whether pictures are compared with each other, so that a batch cannot be cut into slices."""
+
+    def trust(self, logits: Tensor) -> Tensor:
+        """From the logits of all pictures: the class that each is trusted to show, -1 for none."""
+        raise NotImplementedError
 
     @abstractmethod
     def views(self, transforms: Transforms) -> tuple[View, ...]:

@@ -1,0 +1,98 @@
+"""Test-time adaptation: learning from the very pictures that are to be answered, without a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from aniso.data import Labelled, Unlabelled, unlabelled_pictures
+from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split
+from aniso.learn import SAR, Contrastive, Entropy, FixMatch, Last, Objective, Schedule
+from aniso.learn.objectives import DataTerm
+
+
+class TestTime(BaseSetting):
+    """The test pictures without their labels; the last epoch is kept, for there is nothing to choose by."""
+
+    __test__: ClassVar[bool] = False  # not one of pytest's
+
+    setting: Literal["test-time"] = "test-time"
+    task: str | None = None
+    """Its test pictures are learned from, without their labels, which are for measuring alone."""
+    images: str | None = None
+    """Or a folder of pictures that nobody has sorted."""
+    classes: tuple[str, ...] = Field(default=(), strict=False)
+    """What those may show."""
+    prompts: tuple[str, ...] = Field(default=(), strict=False)
+    objective: Literal["fixmatch", "sar", "entropy", "contrastive"] = "fixmatch"
+    train: Literal["coefficients", "layernorm"] = "coefficients"
+    """What is learned: a composition, or the weights and biases of the model's layer norms."""
+    online: bool = False
+    """One pass over the pictures as they come; each batch is answered before anything is learned from it."""
+    power: float = Field(default=0.5, gt=0)
+    """FixMatch: what flattens answers before they are compared with the threshold."""
+    threshold: float = Field(default=0.9, ge=0, le=1)
+    """FixMatch: how sure an answer has to be at the start; 1 at the end."""
+    leave_out: tuple[str, ...] = Field(default=(), strict=False)
+
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup=0)
+
+    @model_validator(mode="after")
+    def _learns_without_labels(self) -> Self:
+        if (self.task is None) == (self.images is None):
+            raise ValueError("name a task, or images and their possible classes")
+        if (self.images is None) != (not self.classes):
+            raise ValueError("images need a list of classes; a task has its own")
+        if self.method not in ("coefficients", "none"):
+            raise ValueError("method is coefficients, or none for zero-shot; train says what is learned")
+        return self
+
+    @property
+    def needs_bank(self) -> bool:
+        return self.method == "coefficients" and self.train == "coefficients"
+
+    @property
+    def trains_norms(self) -> bool:
+        return self.train == "layernorm"
+
+    @property
+    def is_online(self) -> bool:
+        return self.online
+
+    def resolved_schedule(self) -> Schedule:
+        found = super().resolved_schedule()
+        sgd = self.objective == "sar" and self.schedule.optimiser is None
+        found = replace(found, optimiser="sgd", weight_decay=0.0) if sgd else found
+        return replace(found, epochs=1, least_batches=1) if self.online else found
+
+    def job(self, tasks: Tasks) -> Job:
+        if self.images is not None:
+            split, notes = unlabelled_pictures(
+                self.images, self.classes, self.prompts, on_bad_image=self.on_bad_image
+            )
+            return self._job(split, {}, notes)
+        assert self.task is not None
+        task = tasks(self.task)
+        test = require_split(task, "test", "is learned from, without its labels")
+        return self._job(test.unlabelled(), {task.name: test}, task.notes)
+
+    def _job(self, split: Unlabelled, tests: Mapping[str, Labelled], notes: tuple[str, ...]) -> Job:
+        own = next(iter(tests), split.name)
+        return Job(
+            tests=tests,
+            vectors=lambda names: others(names, own, self.leave_out),
+            objective=self._objective(split),
+            keep=Last(),
+            unlabelled=split,
+            notes=notes,
+        )
+
+    def _objective(self, split: Unlabelled) -> Objective:
+        if self.objective == "fixmatch":
+            return FixMatch(split, power=self.power, threshold=self.threshold) * 1.0
+        plain = {"sar": SAR, "entropy": Entropy, "contrastive": Contrastive}[self.objective]
+        term: DataTerm = plain(split)
+        return term * 1.0
