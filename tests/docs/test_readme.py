@@ -41,6 +41,7 @@ def shelf(tmp_path, monkeypatch):
     lora.save_pretrained(tmp_path / "loras/sun397")
     pictures.folder(tmp_path / "photos/train", {"red_apple": 5, "frog": 5})
     pictures.folder(tmp_path / "photos/test", {"red_apple": 3, "frog": 3}, 50)
+    pictures.folder(tmp_path / "unsorted", {"a": 4, "b": 4}, 90)
     pictures.folder(tmp_path / "flowers/train", {"rose": 6, "tulip": 6}, 100)
     pictures.folder(tmp_path / "flowers/test", {"rose": 3, "tulip": 3}, 150)
     monkeypatch.chdir(tmp_path)

@@ -328,11 +328,7 @@ def test_lpp_needs_text(refused: Refused) -> None:
 # the linear probe
 
 
-STALLS = pytest.mark.xfail(
-    strict=True,
-    reason="LBFGS(max_iter=1) leaves max_eval - 1 = 0 steps for its line search, which may end at 0",
-)
-SEEDS = [2, 4, *(pytest.param(seed, marks=STALLS) for seed in (3, 10, 12))]
+SEEDS = (2, 3, 4, 10, 12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -350,7 +346,7 @@ def test_the_linear_probe_reaches_the_optimum(seed: int) -> None:
     assert list(losses) == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("decay", [1e-3, 1e-4, pytest.param(1e-2, marks=STALLS)])
+@pytest.mark.parametrize("decay", [1e-2, 1e-3, 1e-4])
 def test_the_linear_probe_is_scikit_learns_logistic_regression(decay: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     features, labels = shots((6, 3, 5, 4), spread=1.5)
@@ -427,6 +423,14 @@ def test_one_view_may_come_without_a_dimension_for_views(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HEADS)
+def test_labels_may_be_a_list(kind: str) -> None:
+    features, labels = shots()
+    found = [new(kind, 5), new(kind, 5)]
+    assert found[0].fit(features, labels.tolist()) == found[1].fit(features, labels)
+    assert same(tensors(found[0]), tensors(found[1]))
+
+
+@pytest.mark.parametrize("kind", HEADS)
 def test_learning_does_not_change_what_it_was_given(kind: str) -> None:
     features, labels = shots()
     kept = features.clone(), labels.clone()
@@ -453,7 +457,6 @@ def test_a_model_without_text_can_have_a_head(kind: str) -> None:
     assert right[1] > right[0]
 
 
-@pytest.mark.xfail(strict=True, reason="learns on normalised features, answers on those that are not")
 def test_tip_learns_with_the_logits_that_it_will_answer_with() -> None:
     features, labels = shots()
     base = weights(by_angle=False)
@@ -588,7 +591,30 @@ def test_a_loss_that_is_not_finite_is_an_error(refused: Refused) -> None:
         TipAdapter(weights(), alpha=3e38, beta=0.0).fit(*shots())
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="torch.tensor(5) is no float")
+@pytest.mark.parametrize("kind", HEADS)
+def test_labels_may_be_whole_numbers_of_another_length(kind: str) -> None:
+    features, labels = shots()
+    short, usual = new(kind, 3), new(kind, 3)
+    assert short.fit(features, labels.int()) == usual.fit(features, labels)
+    assert same(tensors(short), tensors(usual))
+
+
+@pytest.mark.parametrize("change", [lambda f, y: (f, y[:, None]), lambda f, y: (f[:0], y)])
+@pytest.mark.parametrize("kind", HEADS)
+def test_labels_in_rows_and_no_views_at_all_are_refused(
+    kind: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], refused: Refused
+) -> None:
+    with refused("HEAD-FEATURES", 2):
+        new(kind, 3).fit(*change(*shots()))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_held_out_features_that_are_not_finite_are_an_error(kind: str, refused: Refused) -> None:
+    features, labels = shots()
+    with refused("LEARN-NONFINITE", 6):
+        new(kind, 3).fit(features, labels, held_out=(features[0] * float("nan"), labels))
+
+
 def test_a_whole_number_is_a_number_for_tip() -> None:
     assert float(TipAdapter(weights(), alpha=1, beta=5).beta) == 5.0
 
@@ -635,6 +661,12 @@ def test_a_head_from_a_file_learns_as_it_would_have(head: Head, tmp_path: Path) 
     found = load_head(tmp_path / "head").head
     assert found.fit(*shots()) == head.fit(*shots())
     assert same(tensors(found), tensors(head))
+
+
+def test_a_heads_bytes_are_those_of_its_file(tmp_path: Path) -> None:
+    head = learned("tip")
+    head.save(tmp_path / "head", OF)
+    assert head.to_bytes(OF) == (tmp_path / "head").read_bytes()
 
 
 def test_a_file_is_not_overwritten_unasked(tmp_path: Path, refused: Refused) -> None:
@@ -730,7 +762,6 @@ def test_a_tensor_that_is_missing_misshapen_or_not_finite_is_refused(
             load_head(changed(tmp_path / "head", damage))
 
 
-@pytest.mark.xfail(strict=True, reason="load_head does not look whether keys and owners fit the classes")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -824,7 +855,6 @@ def test_a_composition_and_its_base_are_not_the_same(refused: Refused) -> None:
         SavedHead(learned("tip"), tuned).require_features(base, "file")
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="_WORDS has no word for a key of another version")
 def test_a_key_that_nobody_knows_is_no_bug(refused: Refused) -> None:
     with refused("HEAD-FEATURES", 3):
         SavedHead(learned("tip"), {**COMPOSED, "adapter": "x"}).require_features(COMPOSED, "file")

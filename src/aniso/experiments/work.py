@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan, Runtime
 from aniso.data import Labelled, Task, Unlabelled, load_task
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.settings import BaseSetting, Job
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
 from aniso.learn.evaluate import accuracy, answers
@@ -99,8 +99,8 @@ class _Made:
 
 
 def coefficients_file(setting: BaseSetting) -> str:
-    """What coefficients of a setting are kept as."""
-    return f"{setting.id[:16]}.safetensors"
+    """What coefficients of a setting are kept as, the same with and without a head learned afterwards."""
+    return f"{(setting if setting.is_joint else setting.headless()).id[:16]}.safetensors"
 
 
 @final
@@ -195,9 +195,8 @@ class Work:
             facts["steps"] = schedule.steps(*map(len, splits))
         if self.setting.head_kind is not None:
             together = ", together with the coefficients" if self.setting.is_joint else ""
-            facts["head"] = (
-                f"{self.setting.head_kind}, from {VIEWS} views of {len(self._shots()):,} pictures{together}"
-            )
+            head = new_head(self.setting.head_kind, self._class_weights())
+            facts["head"] = f"{head.kind}, {VIEWS} views of {len(self._shots()):,} pictures{together}"
         facts["chosen_by"] = {split.name: len(split) for split in job.keep.splits}
         return memory, facts
 
@@ -211,6 +210,8 @@ class Work:
             "coefficients": self._composed,
             "weights": self._tuned,
         }[self.setting.method]
+        if self.setting.head_kind is not None:
+            new_head(self.setting.head_kind, self._class_weights())  # what cannot be is found out now
         made = method()
         if self.setting.head_kind is not None and made.head is None:
             made = self._topped(made, self.setting.head_kind)
@@ -262,10 +263,10 @@ class Work:
         place = self._how.coefficients
         if place is None or self.setting.head_kind is None:
             return None
-        path = place / coefficients_file(self.setting.headless())
-        if not path.exists():
+        try:
+            found = Coefficients.load(place / coefficients_file(self.setting)).for_bank(self.bank)
+        except AnisoError:  # there are none, or not for this bank: they are learned
             return None
-        found = Coefficients.load(path).for_bank(self.bank)
         model = Linearised(self.encoder) if self.setting.linearised else self.encoder
         made = Composition.of(model, self.bank, found, runtime=self._how.runtime)
         return _Made(lambda name: made, {"trainable": len(found)}, found)
@@ -298,7 +299,7 @@ class Work:
     def _topped(self, made: _Made, kind: str) -> _Made:
         """A head on what was made, learned from the same shots; the step is chosen as the epoch is."""
         shots = self._shots()
-        model = made.model_for(next(iter(self._tasks.values())).name)
+        model = made.model_for(self._name)
         held_out = None
         if isinstance(self.job.keep, Best):
             (split,) = self.job.keep.splits
@@ -308,6 +309,11 @@ class Work:
         said = {"kind": kind, "trainable": head.count, "steps": len(done.losses), "kept_step": done.kept}
         said["loss"] = [done.losses[0], done.losses[-1]]
         return replace(made, head=head, facts={**made.facts, "head": said})
+
+    @property
+    def _name(self) -> str:
+        """Of the task that is learned."""
+        return next(iter(self._tasks.values())).name
 
     def _shots(self) -> Labelled:
         assert self.job.shots is not None  # settings with heads have shots
@@ -392,7 +398,7 @@ class Work:
     def _elsewhere(self, made: _Made) -> dict[str, Any]:
         """Other data with the same classes, or some of them, by name."""
         head: Classifier = made.head or self._class_weights()
-        model = made.model_for("")
+        model = made.model_for(self._name)
         return {
             name: _score(split, self._answers(model, split, Among(head, split.classes.names)))
             for name, split in self.job.out_of_domain.items()
@@ -443,7 +449,7 @@ class Work:
             made.weights,
             made.adapter,
             made.head,
-            identity(made.model_for("")) if made.head is not None else {},
+            identity(made.model_for(self._name)) if made.head is not None else {},
             device=self._device.type,
             notes=(*self.job.notes, *made.notes, *doubts),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -88,9 +89,10 @@ class FeatureCache:
             found = file.read("features")
             if file.metadata.get("hash") != tensor_hash(found):
                 return None
-            os.utime(path)
         except (AnisoError, OSError, ValueError):
             return None
+        with contextlib.suppress(OSError):  # a cache that cannot be written to can be read from
+            os.utime(path)
         return found
 
     def put(self, key: str, features: Tensor) -> None:

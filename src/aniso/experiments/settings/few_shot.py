@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aniso.data import Labelled
+from aniso.data import Labelled, Task
+from aniso.errors import UsageError, printable
 from aniso.experiments.settings.setting import Job, OneTask, Tasks, one_task, require_split
 from aniso.learn import Schedule
+from aniso.learn.heads.head import require_known
 
 
 class FewShot(OneTask):
@@ -61,8 +63,16 @@ class FewShot(OneTask):
         short = [name for name, count in shots.counts.items() if count < self.shots]
         fewer = [f"fewer than {self.shots} shots of {len(short)} classes, first: {short[0]}"] if short else []
         job = one_task(self, task, shots, *fewer)
-        return replace(job, shots=shots, out_of_domain=self._elsewhere(tasks))
+        return replace(job, shots=shots, out_of_domain=self._elsewhere(tasks, task))
 
-    def _elsewhere(self, tasks: Tasks) -> dict[str, Labelled]:
+    def _elsewhere(self, tasks: Tasks, task: Task) -> dict[str, Labelled]:
         found = [tasks(name) for name in self.out_of_domain]
+        names = [other.name for other in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                "USAGE", f"two out-of-domain tasks are called '{printable(twice)}'", fix="rename a directory"
+            )
+        for other in found:
+            require_known(other.classes.names, task.classes.names)
         return {task.name: require_split(task, "test", "results are measured on") for task in found}

@@ -46,6 +46,8 @@ class TestTime(BaseSetting):
             raise ValueError("name a task, or images and their possible classes")
         if (self.images is None) != (not self.classes):
             raise ValueError("images need a list of classes; a task has its own")
+        if self.prompts and self.images is None:
+            raise ValueError("prompts are for images; a task has its own")
         if self.method not in ("coefficients", "none"):
             raise ValueError("method is coefficients, or none for zero-shot; train says what is learned")
         return self

@@ -44,9 +44,10 @@ class SavedHead:
         """Refuse features of another model: they lie elsewhere, and answers would be noise."""
         other = sorted(key for key in {*found, *self.features} if found.get(key) != self.features.get(key))
         if other:
+            what = _WORDS.get(other[0], "model")
             raise InputError(
                 "HEAD-FEATURES",
-                f"the head in '{printable(label)}' was learned on features of another {_WORDS[other[0]]}",
+                f"the head in '{printable(label)}' was learned on features of another {what}",
                 expected=printable(self.features.get(other[0], "none")),
                 found=printable(found.get(other[0], "none")),
                 fix="name the model, the bank and the coefficients that it was learned with",
@@ -104,7 +105,10 @@ def _built(index: _Index, tensors: dict[str, torch.Tensor]) -> Head:
         raise ValueError(f"'{odd[0]}' is NaN or infinite")
     made: Any = _HEADS[index.kind]
     head: Head = made(base, **index.settings)
-    return head.adopt(tensors)
+    head.adopt(tensors)
+    with torch.no_grad():
+        head.logits(torch.zeros(1, base.weight.shape[1]))  # tensors that do not fit each other fail here
+    return head
 
 
 def _damaged(label: str, reason: str) -> InputError:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.models import ClassWeights
@@ -45,15 +44,7 @@ class Among:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.names if name not in self.classifier.names]
-        if unknown:
-            raise InputError(
-                "DATA-CLASS",
-                f"{len(unknown)} classes are none that anything was learned for",
-                found=printable(", ".join(unknown[:8])),
-                expected=printable(", ".join(self.classifier.names[:8])),
-                fix="evaluate it as a task of its own, without the head",
-            )
+        require_known(self.names, self.classifier.names)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -62,6 +53,19 @@ class Among:
     def logits(self, features: Tensor) -> Tensor:
         place = {name: i for i, name in enumerate(self.classifier.names)}
         return self.classifier.logits(features)[..., [place[name] for name in self.names]]
+
+
+def require_known(names: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse classes that nothing was, or will be, learned for."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InputError(
+            "DATA-CLASS",
+            f"{len(unknown)} classes are none that anything was learned for",
+            found=printable(", ".join(unknown[:8])),
+            expected=printable(", ".join(known[:8])),
+            fix="evaluate it as a task of its own, without the head",
+        )
 
 
 @final
@@ -105,7 +109,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
-        """Learn step by step, giving the loss before each; views x pictures x width, normalised."""
+        """Learn step by step, giving the loss before each; views x pictures x width, not normalised."""
 
     def fit(
         self,
@@ -124,7 +128,7 @@ class Head(nn.Module, ABC):
         views = self._usable(features, wanted)
         choice = _Choice(self, held_out)
         losses: list[float] = []
-        for loss in self._descend(views, wanted.to(views.device)):
+        for loss in self._descend(views, wanted.to(views.device, torch.long)):
             losses.append(self._finite(loss, len(losses)))
             choice.look(len(losses))
             if told:
@@ -174,7 +178,8 @@ class Head(nn.Module, ABC):
 
     def _usable(self, features: Tensor, labels: Tensor) -> Tensor:
         views = features if features.dim() == 3 else features[None]
-        if views.dim() != 3 or views.shape[1] != len(labels) or views.shape[2] != self.base_weight.shape[1]:
+        fitting = views.dim() == 3 and views.shape[1:] == (*labels.shape, self.base_weight.shape[1])
+        if not fitting or not len(views):
             raise UsageError(
                 "HEAD-FEATURES",
                 "these are not the features of pictures with labels",
@@ -191,7 +196,7 @@ class Head(nn.Module, ABC):
                 first=f"picture {bad[0]}, '{printable(self.names[int(labels[bad[0]])])}'",
                 fix="look at these pictures, or for coefficients that are too large: aniso coefficients show",
             )
-        return functional.normalize(views.detach().float(), dim=-1)
+        return views.detach().float()
 
     def _require_classes(self, labels: Tensor) -> None:
         """Every class needs a picture: one without any would be learned to be never the answer."""
@@ -209,7 +214,7 @@ class Head(nn.Module, ABC):
                 expected=f"whole numbers from 0 to {len(self.names) - 1}",
                 fix="number labels as the classes are",
             )
-        counts = torch.bincount(labels.cpu(), minlength=len(self.names)).tolist()
+        counts = torch.bincount(labels.cpu().long(), minlength=len(self.names)).tolist()
         absent = [name for name, n in zip(self.names, counts, strict=True) if not n]
         if absent:
             raise InputError(
@@ -259,7 +264,14 @@ class _Choice:
     def _measure(self, step: int) -> None:
         assert self._held_out is not None
         features, labels = self._held_out
-        right = int((self._head.logits(features).argmax(-1) == labels.to(features.device)).sum())
+        logits = self._head.logits(features)
+        if not bool(torch.isfinite(logits).all()):
+            raise NumericalError(
+                "LEARN-NONFINITE",
+                f"what the head says to held-out pictures is NaN or infinite in step {step}",
+                fix="look at these pictures, or for coefficients that are too large: aniso coefficients show",
+            )
+        right = int((logits.argmax(-1) == labels.to(features.device)).sum())
         if right > self._best:
             self._best, self._kept = right, step
             self._tensors = {name: t.detach().clone() for name, t in self._head.state_dict().items()}

@@ -37,12 +37,20 @@ class LinearProbe(Head):
         return functional.linear(seen, self.weight.to(features), self.bias.to(features))
 
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
-        features, wanted = views.flatten(0, 1), labels.repeat(len(views))
+        features = functional.normalize(views.flatten(0, 1), dim=-1)
+        wanted = labels.repeat(len(views))
         with torch.no_grad():
             self.weight.zero_()
             self.bias.zero_()
             self.unit.fill_(1.0)
-        optimiser = torch.optim.LBFGS([self.weight, self.bias], max_iter=1, line_search_fn="strong_wolfe")
+        # what is left of max_eval, which goes by max_iter if not said, is for the line search
+        optimiser = torch.optim.LBFGS(
+            [self.weight, self.bias],
+            max_iter=1,
+            max_eval=26,
+            history_size=30,
+            line_search_fn="strong_wolfe",
+        )
 
         def closure() -> Tensor:
             optimiser.zero_grad()

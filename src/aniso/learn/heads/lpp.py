@@ -54,6 +54,7 @@ class LPP(Head):
 
     @torch.no_grad()
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
+        views = functional.normalize(views, dim=-1)
         features, wanted = views.flatten(0, 1), labels.repeat(len(views))
         cosines = features @ self._directions().T
         step, text_step = step_sizes(features, cosines)

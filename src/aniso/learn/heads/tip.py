@@ -34,7 +34,7 @@ class TipAdapter(Head):
         self._scalars = (alpha, beta)
         self.keys = nn.Parameter(torch.zeros(0, self.base_weight.shape[1]))
         self.alpha = nn.Parameter(torch.zeros(()))
-        self.beta = nn.Parameter(torch.tensor(beta))
+        self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.owners: Tensor
         self.register_buffer("owners", torch.zeros(0, dtype=torch.long))
 
@@ -50,21 +50,26 @@ class TipAdapter(Head):
     def remember(self, features: Tensor, labels: Tensor | Sequence[int]) -> Self:
         """Fill the cache: what there is to learn is where its keys and scalars go from here."""
         owners = torch.as_tensor(labels)
-        keys = functional.normalize(self._usable(features, owners).mean(0), dim=-1)
+        views = functional.normalize(self._usable(features, owners), dim=-1)
+        keys = functional.normalize(views.mean(0), dim=-1)
         self.keys = nn.Parameter(keys.clone())
-        self.owners = owners.to(keys.device).clone()
+        self.owners = owners.to(keys.device, torch.long, copy=True)
         with torch.no_grad():
             self.alpha.fill_(self._scalars[0])
             self.beta.fill_(self._scalars[1])
         return self
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> Self:
+        if tensors["keys"].dim() != 2 or tensors["owners"].shape != tensors["keys"].shape[:1]:
+            raise ValueError("keys and their owners do not fit each other")
         self.keys = nn.Parameter(torch.empty_like(tensors["keys"]))  # as many as there are
         self.owners = torch.empty_like(tensors["owners"])
         return super().adopt(tensors)
 
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
         """Full batches, each of another view: a picture's own key is its views' mean, not the view itself."""
+        if self.by_angle:
+            views = functional.normalize(views, dim=-1)  # once, and not in every step
         self.remember(views, labels)
         named = dict(self.named_parameters())
         groups = [{"params": [named[name]], "lr": rate} for name, rate in self.rates.items()]
