@@ -23,6 +23,7 @@ from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
+from aniso.learn.passes import Passes
 from aniso.learn.said import said
 from aniso.models import ClassWeights, Encoder, load_model, mini_bank
 from aniso.vectors import Bank
@@ -190,9 +191,11 @@ class Work:
             whole = sum(block.numel for block in self.encoder.layout.blocks)
             facts["trainable"] = whole if rank is None else adapter(self.encoder, rank).trained.count
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
-            splits = [term.split for _, term in job.objective.data_terms]
-            facts["learned_from"] = {split.name: len(split) for split in splits}
-            facts["steps"] = schedule.steps(*map(len, splits))
+            terms = [term for _, term in job.objective.data_terms]
+            facts["learned_from"] = {term.split.name: len(term.split) for term in terms}
+            reserved = [term.trusted_share for term in terms]
+            passes = Passes([(term.split, ()) for term in terms], schedule, self.setting.seed, reserved)
+            facts["steps"] = schedule.epochs * passes.steps
         if self.setting.head_kind is not None:
             together = ", together with the coefficients" if self.setting.is_joint else ""
             head = new_head(self.setting.head_kind, self._class_weights())

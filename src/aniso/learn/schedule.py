@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,14 +63,6 @@ class Schedule:
     def share(self, terms: int) -> int:
         """How many pictures of a step belong to each data term."""
         return max(1, self.batch // terms)
-
-    def epoch_steps(self, sizes: Sequence[int]) -> int:
-        """Steps of an epoch over splits of these sizes: the one that takes longest is gone through once."""
-        share = self.share(len(sizes))
-        return max(self.least_batches, *(-(-size // share) for size in sizes))
-
-    def steps(self, *sizes: int) -> int:
-        return self.epochs * self.epoch_steps(sizes)
 
     def rate(self, step: int, steps: int, full: float | None = None) -> float:
         """The learning rate of a step, counted from 0; ``full`` is the highest, if not ``lr``."""
