@@ -518,3 +518,39 @@ def test_a_picture_that_cannot_be_read_is_named(aniso: Aniso, shelf: runs.Shelf,
     ran = aniso("fit", "few-shot", *given, "-o", tmp_path / "run")
     assert ran.code == 3 and "IMAGE-READ" in ran.err and "red" in ran.err, ran.err
     assert not (tmp_path / "run").exists()
+
+
+# baked
+
+
+@pytest.mark.parametrize("to", ["huggingface", "safetensors"])
+def test_a_baked_head_answers_on_the_checkpoint_as_on_the_composition(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, learned: Path, tmp_path: Path, to: str
+) -> None:
+    out = tmp_path / ("model" if to == "huggingface" else "model.safetensors")
+    head = out / "head.safetensors" if to == "huggingface" else tmp_path / "model.head.safetensors"
+    files = (learned / "coefficients.safetensors", "--bank", shelf.bank, "--base", shelf.model)
+    given = ("bake", *files, "--head", learned / "head.safetensors", "--to", to, "-o", out)
+    assert aniso(*given).code == 0
+    model = (out,) if to == "huggingface" else (shelf.model, "--weights", out)
+    (again,) = done("eval", *model, "--task", shelf.data / "photos", "--head", head)
+    record = json.loads((learned / "record.json").read_text())
+    assert again["correct"] == record["metrics"]["accuracy"]["photos"]["correct"]
+    # it is the checkpoint's now, and no longer the composition's
+    ran = aniso("eval", shelf.model, "--task", shelf.data / "photos", *composed(shelf, learned, head))
+    assert ran.code != 0 and "HEAD-FEATURES" in ran.err
+    if to == "huggingface":
+        assert "`head.safetensors` is a classifier for 2 classes" in (out / "README.md").read_text()
+    else:  # neither file is replaced without being asked for
+        out.unlink()
+        assert aniso(*given).code != 0 and not out.exists()
+
+
+def test_a_head_of_another_composition_is_not_baked(
+    aniso: Aniso, shelf: runs.Shelf, learned: Path, tmp_path: Path
+) -> None:
+    assert aniso(*shelf.few_shot("--seed", 5, "-o", tmp_path / "other")).code == 0
+    files = (tmp_path / "other" / "coefficients.safetensors", "--bank", shelf.bank, "--base", shelf.model)
+    ran = aniso("bake", *files, "--head", learned / "head.safetensors", "-o", tmp_path / "model.safetensors")
+    assert ran.code != 0 and "HEAD-FEATURES" in ran.err
+    assert not (tmp_path / "model.safetensors").exists()

@@ -143,7 +143,7 @@ def _with_head(subject: _Subject, path: Path | None) -> _Subject:
     saved = load_head(path)
     saved.require_features(identity(subject.model), str(path))
     content = combined_hash({name: tensor_hash(t) for name, t in saved.head.tensors().items()})
-    what = f"{subject.what}, head {saved.head.kind}"
+    what = f"{'base' if subject.what == 'zero-shot' else subject.what}, head {saved.head.kind}"
     return replace(subject, what=what, head=saved.head, identity={**subject.identity, "head": content})
 
 
