@@ -210,7 +210,6 @@ def test_every_objective_learns_from_unsorted_pictures(
     assert before != after
 
 
-@pytest.mark.xfail(strict=True, reason="what was said before learning is counted nowhere without labels")
 def test_online_answers_to_unsorted_pictures_are_in_the_record(
     done: Done, shelf: runs.Shelf, unsorted: Path
 ) -> None:
@@ -311,9 +310,6 @@ def test_pictures_that_cannot_be_read_are_left_out_if_asked_for(
     assert too_many.code == 3 and "more than 0 pictures" in too_many.err
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the state of a run that has not begun is left there, and refuses skip"
-)
 def test_the_way_out_that_is_named_can_be_taken_in_the_same_directory(
     aniso: Aniso, shelf: runs.Shelf, damaged: Path, tmp_path: Path
 ) -> None:
@@ -387,7 +383,6 @@ def test_lists_of_classes_that_cannot_be_used_are_refused_and_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="the name of a file that is not there is taken for the only class")
 def test_a_list_of_classes_that_is_not_there_is_no_class(
     aniso: Aniso, shelf: runs.Shelf, unsorted: Path, tmp_path: Path
 ) -> None:
@@ -395,7 +390,6 @@ def test_a_list_of_classes_that_is_not_there_is_no_class(
     assert ran.code in (2, 3) and "clases.txt" in ran.err
 
 
-@pytest.mark.xfail(strict=True, raises=OSError, reason="it is looked for as a file, whose name is too long")
 def test_a_class_may_have_a_long_name() -> None:
     assert _names(["x" * 300]) == ["x" * 300]
 
@@ -416,7 +410,6 @@ def test_folders_without_enough_pictures_are_refused_and_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="SAR's usual weight decay of 0 replaces any that is said")
 def test_a_weight_decay_that_was_said_holds_for_sar_as_well(done: Done, shelf: runs.Shelf) -> None:
     facts = done(*on_task(shelf, "--objective", "sar", "--weight-decay", 0.3, "--plan"))
     assert facts["spec"]["schedule"]["weight_decay"] == 0.3
@@ -429,12 +422,7 @@ def test_a_weight_decay_that_was_said_holds_for_sar_as_well(done: Done, shelf: r
     "more",
     [
         (),
-        pytest.param(
-            ("--online",),
-            marks=pytest.mark.xfail(
-                strict=True, reason="a quarter is kept free for what is not trusted online"
-            ),
-        ),
+        pytest.param(("--online",)),
         ("--online", "--objective", "sar"),
         ("--train", "layernorm"),
         ("--objective", "entropy", "--epochs", 3),

@@ -21,6 +21,7 @@ from aniso.experiments.work import Circumstances, Work
 from aniso.learn.board import Board
 from aniso.weights.files import RawFile
 
+_PATH = 255  # what is longer is no file's name, and cannot even be looked for
 _COLUMN = {
     "coefficients": "learned",
     "weights": "fine-tuned",
@@ -74,7 +75,7 @@ def _setting(kind: str, said: dict[str, Any]) -> BaseSetting:
 
 def _names(said: list[str]) -> list[str]:
     """Class names: a text file's lines, or what was said itself."""
-    if len(said) != 1 or not Path(said[0]).is_file():
+    if len(said) != 1 or len(said[0]) > _PATH or not Path(said[0]).is_file():
         return said
     file = RawFile(Path(said[0]))
     try:
@@ -174,7 +175,8 @@ def _print_facts(metrics: dict[str, Any]) -> None:
 def _print_answers(metrics: dict[str, Any]) -> None:
     """What can be told without labels."""
     for name, one in metrics.get("online", {}).items():
-        show.line(f"{name}, answered before learning from each batch: {one['accuracy']:.1%}")
+        found = f"{one['accuracy']:.1%} right" if "accuracy" in one else _counted(one["counts"])
+        show.line(f"{name}, answered before learning from each batch: {found}")
     if "answers" not in metrics:
         return
     found = metrics["answers"]
@@ -182,9 +184,14 @@ def _print_answers(metrics: dict[str, Any]) -> None:
     show.line(
         f"same answer as zero-shot: {found['agreement']:.1%}; mean confidence {before:.1%} -> {after:.1%}"
     )
-    counts = sorted(found["counts"].items(), key=lambda one: -one[1])
-    listed = ", ".join(f"{name} {count:,}" for name, count in counts[:12])
-    show.line(f"answers: {listed}{f' … {len(counts) - 12} more classes' if len(counts) > 12 else ''}")
+    show.line(f"answers: {_counted(found['counts'])}")
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """The most frequent answers first."""
+    listed = sorted(counts.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {count:,}" for name, count in listed[:12])
+    return f"{shown} … {len(listed) - 12} more classes" if len(listed) > 12 else shown
 
 
 def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:

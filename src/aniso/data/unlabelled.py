@@ -44,7 +44,7 @@ def unlabelled_pictures(
             fix="name another folder",
         )
     if len(whole) < len(said):
-        notes.append(f"{len(whole)} pictures for {len(said)} classes: most classes cannot occur")
+        notes.append(f"{len(whole)} pictures for {len(said)} classes: some of them cannot occur")
     return Unlabelled(whole.name, said, NamelessImages(whole.images)), tuple(notes)
 
 

@@ -87,6 +87,6 @@ def file_name(setting: BaseSetting, label: str) -> str:
     """Readable, and unique by its end."""
     spec = setting.spec()
     words = [label or setting.method]
-    words += [str(spec[key]) for key in ("task", "target") if key in spec]
+    words += [str(spec[key]) for key in ("task", "images", "target") if spec.get(key) is not None]
     words += [f"{key}-{spec[key]}" for key in ("shots", "fraction", "seed") if key in spec]
     return f"{re.sub(r'[^A-Za-z0-9.+]+', '-', ' '.join(words)).strip('-')}-{setting.id[:8]}.json"

@@ -85,7 +85,8 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Leave nothing of a run that failed before there was anything to go on from."""
-        if self._fresh and [p.name for p in self.path.iterdir()] == [SPEC]:
+        nothing = {SPEC, METRICS, States.first}
+        if self._fresh and {p.name for p in self.path.iterdir()} <= nothing:
             disk.remove(self.path)
 
     def _require_same(self, setting: BaseSetting) -> None:

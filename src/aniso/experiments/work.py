@@ -24,7 +24,7 @@ from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
 from aniso.learn.passes import Passes
-from aniso.learn.said import said
+from aniso.learn.said import Said, said
 from aniso.models import ClassWeights, Encoder, load_model, mini_bank
 from aniso.vectors import Bank
 from aniso.weights import TensorMap
@@ -193,7 +193,7 @@ class Work:
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
             terms = [term for _, term in job.objective.data_terms]
             facts["learned_from"] = {term.split.name: len(term.split) for term in terms}
-            reserved = [term.trusted_share for term in terms]
+            reserved = [0.0 if self.setting.is_online else term.trusted_share for term in terms]
             passes = Passes([(term.split, ()) for term in terms], schedule, self.setting.seed, reserved)
             facts["steps"] = schedule.epochs * passes.steps
         if self.setting.head_kind is not None:
@@ -360,8 +360,16 @@ class Work:
         history = list(done.history)
         facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
         if done.answers is not None:
-            facts["online"] = {n: _score(split, done.answers) for n, split in self.job.tests.items()}
+            facts["online"] = self._online(done.answers)
         return {**facts, "trainable": trained.count}, done.notes
+
+    def _online(self, told: Tensor) -> dict[str, Any]:
+        """What was said before anything was learned from it: scores, or counts where there are no labels."""
+        if self.job.tests:
+            return {name: _score(split, told) for name, split in self.job.tests.items()}
+        assert self.job.unlabelled is not None
+        split = self.job.unlabelled
+        return {split.name: {"counts": Said(told, torch.ones(len(told)), split.classes).counts}}
 
     def _objective(self) -> Objective:
         if self.job.objective is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aniso.compose import Coefficients, Composition
+from aniso.data import Unlabelled
 from aniso.errors import NumericalError, StoppedError, UsageError, printable
 from aniso.learn.keep import Keep, Last
 from aniso.learn.loop import Loop, Row
@@ -137,12 +138,15 @@ def _circumstances(
 def _doubts(history: list[Row]) -> list[str]:
     out = []
     losses = [row["loss"] for row in history if row["loss"] is not None]
-    if len(losses) > 1 and losses[-1] > losses[0] + abs(losses[0]):
+    selective = any(key in row for row in history for key in ("trusted", "forgotten"))  # more may count later
+    if not selective and len(losses) > 1 and losses[-1] > losses[0] + abs(losses[0]):
         out.append(
             f"warning: the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: try a lower learning rate"
         )
     if history and history[-1].get("forgotten"):
-        out.append(f"answers collapsed {history[-1]['forgotten']} times: what was learned was begun anew")
+        often = history[-1]["forgotten"]
+        times = "once" if often == 1 else f"{often} times"
+        out.append(f"answers collapsed {times}, and what was learned was begun anew")
     return out
 
 
@@ -154,12 +158,21 @@ def _require_whole_batches(objective: Objective, schedule: Schedule) -> None:
             f"'{printable(compared[0])}' compares the pictures of a batch, which cannot be cut into slices",
             fix="leave --micro-batch out, and lower --batch instead",
         )
+    if compared and schedule.batch < 2:
+        raise UsageError(
+            "OBJECTIVE",
+            f"'{printable(compared[0])}' compares pictures, of which a batch has one",
+            fix="--batch 64",
+        )
 
 
 def _require_one_stream(objective: Objective) -> None:
-    if len(objective.data_terms) != 1:
+    splits = [term.split for _, term in objective.data_terms]
+    if len(splits) != 1 or not isinstance(splits[0], Unlabelled):
         raise UsageError(
-            "OBJECTIVE", "an online run learns from one stream of pictures", fix="one term on one split"
+            "OBJECTIVE",
+            "an online run learns from one stream of pictures without labels",
+            fix="one term on one unlabelled split",
         )
 
 

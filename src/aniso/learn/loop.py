@@ -141,7 +141,7 @@ class Loop:
         for i, bound in enumerate(self._bound):
             if bound.term.trusted_share and self.answers is None:
                 split, seen = bound.term.split, []
-                for piece in passed(self._trained.model, split, workers=self._workers):
+                for piece in passed(self._trained.model, split, batch=self._at_once, workers=self._workers):
                     between()
                     seen.append(bound.head.logits(piece.float()))
                     told(f"answers on {split.name}", sum(map(len, seen)), len(split))
@@ -161,9 +161,11 @@ class Loop:
             losses = self._gradients(batches)
             if self._sharpness is not None:  # the gradient of the worst point nearby in the place of this one
                 self._sharpness.climb()
-                self._optimiser.zero_grad(set_to_none=True)
-                self._gradients(batches)
-                self._sharpness.back()
+                try:
+                    self._optimiser.zero_grad(set_to_none=True)
+                    self._gradients(batches)
+                finally:
+                    self._sharpness.back()
         self._require_finite(losses, batches)
         self._scaler.unscale_(self._optimiser)
         tensors = list(self._trained.tensors.values())
@@ -260,6 +262,11 @@ class Loop:
         return moved[0], moved[1]
 
     @property
+    def _at_once(self) -> int:
+        """Pictures that are looked at together; what does not fit into a step does not fit here."""
+        return min(256, self._schedule.micro_batch or 256)
+
+    @property
     def _progress(self) -> float:
         return (self.epoch * self.steps + self.step) / max(1, self._schedule.epochs * self.steps)
 
@@ -291,9 +298,13 @@ class Loop:
 
         for split in self._keep.splits:
             head = self._heads[split.name]
-            batch = min(256, self._schedule.micro_batch or 256)  # what does not fit there does not fit here
             measured = evaluate(
-                self._trained.model, split, head=head, batch=batch, workers=self._workers, told=checked
+                self._trained.model,
+                split,
+                head=head,
+                batch=self._at_once,
+                workers=self._workers,
+                told=checked,
             )
             accuracy[split.name] = measured.value
         row: Row = {
@@ -346,6 +357,7 @@ class Loop:
             "scaler": self._scaler.state_dict(),
         }
         if self._sharpness is not None:
+            tensors |= {f"start.{name}": t for name, t in self._start.items()}
             facts["sharpness"] = [self._sharpness.average, self.forgotten]
         return State(self.epoch, self.step, {n: t.cpu() for n, t in tensors.items()}, facts)
 
@@ -370,6 +382,7 @@ class Loop:
         self.answers = state.tensors.get("answers", self.answers)
         if self._sharpness is not None:
             self._sharpness.average, self.forgotten = state.facts["sharpness"]
+            self._start = {n: state.tensors[f"start.{n}"].to(self._device) for n in self._trained.tensors}
 
     # what must not go unnoticed
 
@@ -432,14 +445,16 @@ def _optimiser(trained: Trained, schedule: Schedule) -> torch.optim.Optimizer:
 
 def _sharpness(trained: Trained, objective: Objective) -> Sharpness | None:
     """From the terms that ask for it, which have to agree."""
-    found = {(term.radius, term.floor) for _, term in objective.data_terms if isinstance(term, SAR)}
-    if not found:
+    terms = [term for _, term in objective.data_terms if isinstance(term, SAR)]
+    found = {(term.radius, term.floor) for term in terms}
+    if not terms:
         return None
     if len(found) > 1:
         raise UsageError(
             "OBJECTIVE", "terms differ in radius or floor", found=sorted(found), fix="give them the same"
         )
-    return Sharpness(list(trained.tensors.values()), *found.pop())
+    lowest = min(term.collapse for term in terms)  # of tasks with different numbers of classes
+    return Sharpness(list(trained.tensors.values()), terms[0].radius, lowest)
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")

@@ -66,16 +66,14 @@ class Passes:
         """Every batch with trusted pictures at its end, all of them equally often."""
         keys = [str(split.keys[i]) for i in trusted]
         batches = [order[i : i + own] for i in range(0, len(order), own)]
-        wanted = self._share - own
+        if own == self._share:
+            return order
+        wanted = [self._share - len(batch) for batch in batches]
         drawn: list[int] = []
-        while len(drawn) < wanted * len(batches):
+        while len(drawn) < sum(wanted):
             again = len(drawn) // len(keys)
             drawn += [trusted[i] for i in draw.shuffled(keys, "trusted", self.seed, epoch, again)]
-        fills = [drawn[n * wanted : (n + 1) * wanted] for n in range(len(batches))]
-        whole = self._share
-        # the last batch may be short: what is missing is taken from the trusted, so that all are of one size
-        last = whole - len(batches[-1]) - len(fills[-1])
-        fills[-1] += drawn[:last]
+        fills = [[drawn.pop(0) for _ in range(count)] for count in wanted]
         return [place for pair in zip(batches, fills, strict=True) for part in pair for place in part]
 
     def order(self, split: Split, share: int, epoch: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -56,7 +57,7 @@ class Sharpness:
         gradients = [tensor.grad for tensor in self._tensors]
         norm = torch.stack([torch.zeros(()), *(g.norm().cpu() for g in gradients if g is not None)]).norm()
         for tensor, gradient in zip(self._tensors, gradients, strict=True):
-            if gradient is not None and norm > 0:
+            if gradient is not None and 0 < norm < math.inf:
                 tensor.add_(gradient * (self._radius / norm).to(gradient.device))
         self._second = True
 

@@ -46,6 +46,12 @@ class TestTime(BaseSetting):
             raise ValueError("name a task, or images and their possible classes")
         if (self.images is None) != (not self.classes):
             raise ValueError("images need a list of classes; a task has its own")
+        if len(self.classes) == 1:
+            raise ValueError(
+                f"one class, '{self.classes[0]}', leaves nothing to choose: name more, or a file"
+            )
+        if self.trains_norms and self.linearised:
+            raise ValueError("layer norms are trained in the model itself, not in its linearisation")
         if self.prompts and self.images is None:
             raise ValueError("prompts are for images; a task has its own")
         if self.method not in ("coefficients", "none"):
@@ -67,7 +73,8 @@ class TestTime(BaseSetting):
     def resolved_schedule(self) -> Schedule:
         found = super().resolved_schedule()
         sgd = self.objective == "sar" and self.schedule.optimiser is None
-        found = replace(found, optimiser="sgd", weight_decay=0.0) if sgd else found
+        if sgd:  # as its authors have it
+            found = replace(found, optimiser="sgd", weight_decay=self.schedule.weight_decay or 0.0)
         return replace(found, epochs=1, least_batches=1) if self.online else found
 
     def job(self, tasks: Tasks) -> Job:

@@ -82,7 +82,8 @@ class SAR(_NoLabels):
 
     Pictures count whose entropy is below ``margin`` times the largest possible; the gradient is taken where
     the loss is worst within ``radius``; if the answers become too sure of themselves, as a moving average of
-    their entropy below ``floor`` says, what was learned is forgotten.
+    their entropy says, what was learned is forgotten. ``floor`` is that of a thousand classes; for fewer it
+    is lower, as their largest entropy is.
     """
 
     loss_name = "reliable entropy"
@@ -95,16 +96,22 @@ class SAR(_NoLabels):
 
     def __post_init__(self) -> None:
         self._require_unlabelled()
-        if not (self.margin > 0 and self.radius >= 0 and math.isfinite(self.margin + self.radius)):
+        finite = math.isfinite(self.margin + self.radius + self.floor)
+        if not (finite and self.margin > 0 and self.radius >= 0):
             raise UsageError(
                 "OBJECTIVE",
-                f"SAR cannot have margin {self.margin} and radius {self.radius}",
+                f"SAR cannot have margin {self.margin}, radius {self.radius} and floor {self.floor}",
                 expected="a margin above 0, a radius of 0 or more",
                 fix="margin=0.4, radius=0.05",
             )
 
     def settings(self) -> dict[str, Any]:
         return {"margin": self.margin, "radius": self.radius, "floor": self.floor}
+
+    @property
+    def collapse(self) -> float:
+        """The entropy below which answers can hardly be right."""
+        return self.floor * math.log(len(self.split.classes)) / math.log(1000)
 
     def reliable(self, seen: Seen) -> Tensor:
         return entropy(seen.logits[0]) < self.margin * math.log(len(self.split.classes))
@@ -132,7 +139,7 @@ class Contrastive(_NoLabels):
     def __post_init__(self) -> None:
         self._require_unlabelled()
         self._require_strong(self.strong)
-        if not self.temperature > 0 or self.on not in ("features", "logits"):
+        if not 0 < self.temperature < math.inf or self.on not in ("features", "logits"):
             raise UsageError(
                 "OBJECTIVE",
                 f"there is no contrast of {printable(self.on)} at temperature {self.temperature}",
@@ -181,7 +188,8 @@ class FixMatch(_NoLabels):
     def __post_init__(self) -> None:
         self._require_unlabelled()
         self._require_strong(self.strong)
-        if not (self.power > 0 and 0 <= self.threshold <= 1 and self.most >= 1):
+        whole = type(self.most) is int and self.most >= 1
+        if not (whole and 0 < self.power < math.inf and 0 <= self.threshold <= 1):
             raise UsageError(
                 "OBJECTIVE",
                 f"FixMatch cannot have power {self.power}, threshold {self.threshold}, most {self.most}",
