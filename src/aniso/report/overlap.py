@@ -9,8 +9,10 @@ from statistics import fmean
 
 from aniso.errors import UsageError, printable
 from aniso.report.record import Record
-from aniso.report.results import results, standard_error
+from aniso.report.results import Results, results, standard_error
 from aniso.report.tables import Cell, Estimate, Table
+
+_Runs = dict[tuple[str, int], Record]  # by task and seed
 
 
 def complementarity(records: Mapping[str, Record], task: str | None = None) -> dict[frozenset[str], int]:
@@ -70,23 +72,33 @@ def _same(records: Mapping[str, Record], task: str) -> int:
 def gains(records: Iterable[Record]) -> Table | None:
     """For every two methods: of the pictures that the base gets wrong, which ones does either get right?
 
-    Per cent of all test pictures, means over tasks, at the largest number of shots. None if there are no two
-    methods, or no record of the base, that say which pictures they got right.
+    Per cent of all test pictures, means over tasks, at the largest number of shots that two methods have.
+    None if there are no two, or no record of the base, that say which pictures they got right.
     """
     found = results(records)
     base = {record.spec.task: record for row in found.rows if row.fixed for record in row.records}
-    most = max((record.spec.shots or 0 for row in found.rows for record in row.records), default=0)
-    methods = {row.name: _largest(row.records, most) for row in found.rows if not row.fixed}
-    rows: list[tuple[Cell, ...]] = []
-    for one, other in combinations(methods, 2):
-        shared = [key for key in methods[one] if key in methods[other] and key[0] in base]
-        if shared:
-            shares = [_shares(base[key[0]], methods[one][key], methods[other][key]) for key in shared]
-            rows.append((one, other, *_means(shares, [seed for _, seed in shared])))
-    if not rows:
-        return None
+    sizes = {record.spec.shots or 0 for row in found.rows if not row.fixed for record in row.records}
+    for most in sorted(sizes, reverse=True):
+        methods = {row.name: _at(row.records, most) for row in found.rows if not row.fixed}
+        pairs = {pair: _pair(base, methods, *pair) for pair in combinations(methods, 2)}
+        rows: list[tuple[Cell, ...]] = [(*pair, *shares) for pair, shares in pairs.items() if shares]
+        if rows:
+            return _table(found, most, rows)
+    return None
+
+
+def _pair(
+    base: Mapping[str | None, Record], methods: Mapping[str, _Runs], one: str, other: str
+) -> list[Estimate]:
+    """Of two methods, over the runs that both have; nothing if there are none."""
+    shared = [key for key in methods[one] if key in methods[other] and key[0] in base]
+    shares = [_shares(base[key[0]], methods[one][key], methods[other][key]) for key in shared]
+    return _means(shares, [seed for _, seed in shared])
+
+
+def _table(found: Results, shots: int, rows: Sequence[tuple[Cell, ...]]) -> Table:
     return Table(
-        f"{found.name}: who corrects what, {most} shots",
+        f"{found.name}: who corrects what, {shots} shot{'' if shots == 1 else 's'}",
         ("first", "second", "only the first", "both", "only the second"),
         tuple(rows),
         (
@@ -96,7 +108,7 @@ def gains(records: Iterable[Record]) -> Table | None:
     )
 
 
-def _largest(records: Sequence[Record], shots: int) -> dict[tuple[str, int], Record]:
+def _at(records: Sequence[Record], shots: int) -> _Runs:
     return {
         (record.spec.task, record.seed): record
         for record in records
