@@ -310,14 +310,6 @@ def test_pictures_that_cannot_be_read_are_left_out_if_asked_for(
     assert too_many.code == 3 and "more than 0 pictures" in too_many.err
 
 
-def test_the_way_out_that_is_named_can_be_taken_in_the_same_directory(
-    aniso: Aniso, shelf: runs.Shelf, damaged: Path, tmp_path: Path
-) -> None:
-    given = on_images(shelf, damaged, *named("red", "blue"), "-o", tmp_path / "run")
-    assert aniso(*given).code == 3
-    assert aniso(*given, "--on-bad-image", "skip").code == 0
-
-
 # what is refused
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from aniso.vectors import Packing
 
 _STORED = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
-_LARGE = 1 << 16  # elements; torch is as good with less of its own format, and its calls are cheaper
+# elements; torch is as good with less of its own format, and with one vector alone: there it would only
+# cost the memory of the compiler, which baking does without
+_LARGE = 1 << 16
 
 
 @cache
@@ -29,7 +31,7 @@ def can_read(stored: Tensor, *work: Tensor) -> bool:
     """Whether there is a kernel for what is stored and what is computed with, and it is worth it."""
     return (
         stored.dtype in _STORED
-        and (stored.dtype != torch.float32 or work[0].numel() >= _LARGE)
+        and (stored.dtype != torch.float32 or (len(stored) > 1 and work[0].numel() >= _LARGE))
         and all(w.dtype == torch.float32 for w in work)
         and all(t.is_contiguous() and t.device.type == "cpu" for t in (stored, *work))
         and is_installed()

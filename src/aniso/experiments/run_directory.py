@@ -85,8 +85,7 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Leave nothing of a run that failed before there was anything to go on from."""
-        nothing = {SPEC, METRICS, States.first}
-        if self._fresh and {p.name for p in self.path.iterdir()} <= nothing:
+        if self._fresh and [p.name for p in self.path.iterdir()] == [SPEC]:
             disk.remove(self.path)
 
     def _require_same(self, setting: BaseSetting) -> None:

@@ -41,9 +41,6 @@ class State:
 class States:
     """The states in a directory, oldest first."""
 
-    first = "state-00000-000000.safetensors"
-    """Of a run that has not learned anything yet."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
