@@ -16,6 +16,7 @@ from aniso.compose import Coefficients, Composition
 from aniso.data import Batches, Split
 from aniso.errors import AnisoError, UsageError
 from aniso.models import Encoder
+from aniso.models.cache import usual_place
 from aniso.vectors import Bank
 from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile, Told
@@ -71,13 +72,7 @@ class FeatureCache:
 
     @classmethod
     def usual(cls) -> FeatureCache:
-        """``$ANISO_CACHE``, or ``aniso`` in the user's cache directory."""
-        said = os.environ.get("ANISO_CACHE")
-        home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
-        try:
-            return cls(home.expanduser() / "features")
-        except RuntimeError:  # no home
-            return cls(None)
+        return cls(usual_place("features"))
 
     def get(self, key: str) -> Tensor | None:
         """What was kept under a key; a damaged file is as good as none."""

@@ -18,6 +18,16 @@ from aniso.weights.jsontext import parse_object
 _VERSION = "1"
 
 
+def usual_place(what: str) -> Path | None:
+    """A directory below ``$ANISO_CACHE``, or below ``aniso`` in the user's cache directory; None without."""
+    said = os.environ.get("ANISO_CACHE")
+    home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
+    try:
+        return home.expanduser() / what
+    except RuntimeError:  # no home
+        return None
+
+
 @dataclass(frozen=True)
 class WeightsCache:
     """A directory of small files named by their key. Without a directory nothing is kept."""
@@ -26,13 +36,7 @@ class WeightsCache:
 
     @classmethod
     def usual(cls) -> WeightsCache:
-        """``$ANISO_CACHE``, or ``aniso`` in the user's cache directory."""
-        said = os.environ.get("ANISO_CACHE")
-        home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
-        try:
-            return cls(home.expanduser() / "class-weights")
-        except RuntimeError:  # no home
-            return cls(None)
+        return cls(usual_place("class-weights"))
 
     def get(self, key: str, classes: ClassList) -> ClassWeights | None:
         """What was kept under a key; a damaged file is as good as none."""
