@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 import runs
 from aniso.cli.fit_run import _names
 from aniso.compose import Coefficients
-from aniso.data import load_task
+from aniso.data import load_task, unlabelled_pictures
+from aniso.errors import InputError
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
 from aniso.learn import evaluate
@@ -291,8 +293,9 @@ def test_a_picture_that_cannot_be_read_is_named_and_once_replaced_the_run_goes_o
     assert ran.code == 3, ran.err
     assert "IMAGE-READ" in ran.err and "bad.png" in ran.err and "--on-bad-image skip" in ran.err
     assert not (tmp_path / "run" / "record.json").exists()
+    assert aniso(*given, "--on-bad-image", "skip").code == 0  # into the same directory
     shutil.copy(unsorted / "0.png", damaged / "bad.png")
-    assert aniso(*given, "--resume").code == 0
+    assert aniso(*given[:-1], tmp_path / "whole", "--resume").code == 0
     assert (tmp_path / "run" / "record.json").exists()
 
 
@@ -308,6 +311,22 @@ def test_pictures_that_cannot_be_read_are_left_out_if_asked_for(
     assert aniso(*given, 1).code == 0
     too_many = aniso(*given, 0)
     assert too_many.code == 3 and "more than 0 pictures" in too_many.err
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(
+    unsorted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "more":
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    with pytest.raises(InputError, match="more") as refused:
+        unlabelled_pictures(unsorted, ["red", "blue"])
+    assert "Permission denied" in str(refused.value)
 
 
 # what is refused

@@ -161,6 +161,7 @@ def test_time(
     online: opt.Online = None,
     power: opt.Power = None,
     threshold: opt.Threshold = None,
+    trusted: opt.TrustedPictures = None,
     leave_out: opt.LeaveOut = None,
     method: opt.Method = None,
     partition: opt.Partition = None,

@@ -86,6 +86,9 @@ Prompts = Annotated[
 ]
 Power = Annotated[float | None, typer.Option(help="FixMatch: flattens answers before they are compared.")]
 Threshold = Annotated[float | None, typer.Option(help="FixMatch: how sure an answer has to be, at first.")]
+TrustedPictures = Annotated[
+    int | None, typer.Option("--trusted", help="FixMatch: trusted pictures of a class, at most; 100.")
+]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
 Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]

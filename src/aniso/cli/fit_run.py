@@ -52,9 +52,9 @@ def carry_out(kind: str, said: dict[str, Any]) -> None:
     try:
         with show.telling() as told:
             outcome = Work(setting, _circumstances(how, run, told, show.told_line)).run()
-    except BaseException:
+    except BaseException as e:
         if run is not None:
-            run.forget()
+            run.forget(e)
         raise
     show.notes(outcome.notes)
     made = record(setting, outcome, clock)

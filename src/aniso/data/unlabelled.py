@@ -48,11 +48,21 @@ def unlabelled_pictures(
     return Unlabelled(whole.name, said, NamelessImages(whole.images)), tuple(notes)
 
 
+def _refused(error: OSError) -> None:
+    """A folder that cannot be looked into may hold anything: it is not passed over."""
+    raise InputError(
+        "DATA-MISSING",
+        f"'{printable(error.filename)}' cannot be looked into",
+        reason=error.strerror or str(error),
+        fix="allow reading it, or move it away",
+    ) from error
+
+
 def _found(root: Path) -> tuple[list[str], list[str]]:
     """Pictures and other files, by their paths from the root, in the order people count."""
     pictures: list[str] = []
     other: list[str] = []
-    for place, folders, names in os.walk(root):
+    for place, folders, names in os.walk(root, onerror=_refused):
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in names:
             path = Path(place, name).relative_to(root).as_posix()

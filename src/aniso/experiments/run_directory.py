@@ -26,6 +26,7 @@ SPEC, RECORD, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER = (
     "adapter",
 )
 TENSORBOARD = "tensorboard"
+_UNTRAINED = "state-00000-000000.safetensors"
 _OURS = re.compile(
     rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
     rf"{re.escape(HEAD)}|{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
@@ -83,9 +84,13 @@ class RunDirectory:
         if resume and there:
             self._require_same(setting)
 
-    def forget(self) -> None:
-        """Leave nothing of a run that failed before there was anything to go on from."""
-        if self._fresh and [p.name for p in self.path.iterdir()] == [SPEC]:
+    def forget(self, failure: BaseException) -> None:
+        """Leave nothing of a run that failed before there was anything to go on from.
+
+        A state from before the first step is nothing if the input has to be mended, or other options given.
+        """
+        unused = {SPEC, METRICS, _UNTRAINED} if isinstance(failure, InputError) else {SPEC}
+        if self._fresh and {p.name for p in self.path.iterdir()} <= unused:
             disk.remove(self.path)
 
     def _require_same(self, setting: BaseSetting) -> None:

@@ -45,7 +45,7 @@ class Sharpness:
         if not isinstance(term, SAR):
             return
         if seen.reliable is not None:
-            self._found += entropy(seen.logits[0])[seen.reliable].tolist()
+            self._found += entropy(seen.logits[0])[term.reliable(seen) & seen.reliable].tolist()
             return
         marks = self._reliable.setdefault(which, torch.zeros(len(term.split), dtype=torch.bool))
         marks[list(places)] = term.reliable(seen).cpu()

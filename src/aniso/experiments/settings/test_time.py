@@ -36,6 +36,8 @@ class TestTime(BaseSetting):
     """FixMatch: what flattens answers before they are compared with the threshold."""
     threshold: float = Field(default=0.9, ge=0, le=1)
     """FixMatch: how sure an answer has to be at the start; 1 at the end."""
+    trusted: int = Field(default=100, ge=1)
+    """FixMatch: pictures of a class that are trusted, at most."""
     leave_out: tuple[str, ...] = Field(default=(), strict=False)
 
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup=0)
@@ -101,7 +103,7 @@ class TestTime(BaseSetting):
 
     def _objective(self, split: Unlabelled) -> Objective:
         if self.objective == "fixmatch":
-            return FixMatch(split, power=self.power, threshold=self.threshold) * 1.0
+            return FixMatch(split, power=self.power, threshold=self.threshold, most=self.trusted) * 1.0
         plain = {"sar": SAR, "entropy": Entropy, "contrastive": Contrastive}[self.objective]
         term: DataTerm = plain(split)
         return term * 1.0
