@@ -198,6 +198,8 @@ EXPLANATIONS: dict[str, str] = {
     "LORA-RANK": "The rank in the configuration differs from the rank of the tensors.",
     "BANK-MANIFEST": "The directory has no readable bank manifest of a known version.",
     "BANK-NAME": "Vector names are unique within a bank and limited to letters, digits and . _ + -",
+    "BANK-FEATURES": "To choose vectors by what their tasks look like, the mean feature of each task's "
+    "pictures is needed. aniso bank features computes them once and keeps them in the bank.",
     "BANK-BASE": "All vectors of a bank are differences to the same base.",
     "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
     "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "

@@ -89,6 +89,15 @@ Threshold = Annotated[float | None, typer.Option(help="FixMatch: how sure an ans
 TrustedPictures = Annotated[
     int | None, typer.Option("--trusted", help="FixMatch: trusted pictures of a class, at most; 100.")
 ]
+SelectBy = Annotated[
+    str | None,
+    typer.Option(
+        "--select", help="Choose vectors first: random, features, gradient, blockwise-gradient, pursuit."
+    ),
+]
+BudgetSize = Annotated[
+    str | None, typer.Option("--budget", help="Vectors, or cells per block, to choose; or bytes: 200MB.")
+]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
 Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]

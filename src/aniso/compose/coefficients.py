@@ -120,9 +120,18 @@ class Coefficients:
         return [(*label, value) for label, value in zip(labels, self.values.tolist(), strict=True)]
 
     def chosen(self, bank: Bank) -> Bank:
-        """The bank without vectors that have no coefficients; if some are missing, ``for_bank`` says so."""
+        """The cells of the bank that have coefficients; if some are missing, ``for_bank`` says so."""
         known = [v for v in self.vectors if v in bank]
-        return bank.only(*known) if known else bank
+        if not known or bank.layout.signature != self.origin.layout:
+            return bank.only(*known) if known else bank
+        return bank.only_cells({v: self._cells_of(v, bank) for v in known})
+
+    def _cells_of(self, vector: str, bank: Bank) -> list[str]:
+        """Blocks of a vector without those for which other vectors have coefficients, but it has none."""
+        mine = self.slots.by_block
+        own = [b for b in bank[vector].blocks if self.partition.covers(b)]
+        left_out = {b.name for b in own if b.name not in mine or vector not in mine[b.name].vectors}
+        return [b.name for b in bank[vector].blocks if b.name not in left_out]
 
     def for_bank(self, bank: Bank, *, any_bank: bool = False) -> Coefficients:
         """The same coefficients for a bank of the same vectors, which may be stored or divided differently.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan, Runtime
 from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.experiments.choosing import strategy_of
 from aniso.experiments.settings import BaseSetting, Job
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
 from aniso.learn.evaluate import accuracy, answers
@@ -25,8 +27,9 @@ from aniso.learn.lora import Adapter, adapter
 from aniso.learn.measures import by_depth, by_kind, five_numbers
 from aniso.learn.passes import Passes
 from aniso.learn.said import Said, said
+from aniso.learn.selection import Choice
 from aniso.models import ClassWeights, Encoder, load_model, mini_bank
-from aniso.vectors import Bank
+from aniso.vectors import Bank, random_bases
 from aniso.weights import TensorMap
 from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash
@@ -82,6 +85,12 @@ def open_bank(name: str | Path) -> Bank:
     if not Path(name).exists() and str(name).split("-")[0] == "mini":
         return Bank.open(mini_bank(str(name)))
     return Bank.open(name)
+
+
+def random_bank(name: str) -> int | None:
+    """How many vectors ``random:15`` means."""
+    found = re.fullmatch(r"random:([0-9]{1,9})", name)
+    return int(found[1]) if found else None
 
 
 @final
@@ -147,10 +156,23 @@ class Work:
                 found=", ".join(whole.names),
                 fix="vectors are matched with tasks by name: rename one of them",
             )
-        return whole.only(*names)
+        found = whole.only(*names)
+        self.choice = self._chosen(found)
+        return found if self.choice is None else self.choice.bank
+
+    choice: Choice | None = None
+    """Which vectors, or cells, were kept, if the setting chooses; known once there is a bank."""
+
+    def _chosen(self, bank: Bank) -> Choice | None:
+        how = self._how
+        strategy = strategy_of(self.setting, self.job, self.encoder, workers=how.workers, told=how.told)
+        return None if strategy is None else strategy.choose(bank)
 
     @cached_property
     def _whole_bank(self) -> Bank:
+        found = random_bank(str(self.setting.bank))
+        if found is not None:  # over this very model, and drawn by the setting's seed
+            return random_bases(self.encoder.weight_source(), found, self.setting.seed)
         return open_bank(str(self.setting.bank))
 
     def _task(self, ref: str) -> Task:
@@ -184,6 +206,8 @@ class Work:
             made = self._over(self.bank, self._partition())
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
+            if self.choice is not None:
+                facts["selection"] = self.choice.summary()
         elif self.setting.method == "vector":
             facts["vectors"] = list(self._own(*job.tests).names)
         elif self.setting.method == "weights":
@@ -447,6 +471,9 @@ class Work:
         split = self.job.unlabelled
         metrics, doubts = self._with_labels(made) if split is None else self._without_labels(made, split)
         metrics |= made.facts
+        if self.choice is not None:
+            metrics["selection"] = self.choice.summary()
+            doubts += self.choice.notes
         doubts += [
             f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
             for t in self._tasks.values()

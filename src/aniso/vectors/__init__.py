@@ -6,10 +6,12 @@ from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense, LowRank, Packed
 from aniso.vectors.origin import BaseInfo, Provenance
 from aniso.vectors.packing import Packing, Storage
+from aniso.vectors.random_bases import random_bases
 from aniso.vectors.task_vector import TaskVector
 
 __all__ = [
     "TaskVector",
+    "random_bases",
     "Bank",
     "Layout",
     "Block",

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, Protocol, cast, final
+
+from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.vectors.bank_features import read_features, write_features
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta
@@ -38,6 +41,7 @@ from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.atomic import (
     atomic_directory,
     atomic_file,
+    disk,
     locked,
     require_space,
     write_text,
@@ -46,6 +50,19 @@ from aniso.weights.files import Progress, RawFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NORM_TOLERANCE = 1e-4
+
+
+class Chosen(Protocol):
+    """What a strategy came to."""
+
+    @property
+    def bank(self) -> Bank: ...
+
+
+class Selects(Protocol):
+    """What makes a bank smaller."""
+
+    def choose(self, bank: Bank) -> Chosen: ...
 
 
 @final
@@ -180,6 +197,7 @@ class Bank:
             with atomic_file(target) as out:
                 index = write_segment(out.stream, vectors, storage=storage, progress=progress)
             record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
+            known = self.features
             manifest = Manifest(
                 schema_version=SCHEMA,
                 base=index.base.content,
@@ -187,6 +205,7 @@ class Bank:
                 files=(record,),
                 vectors=tuple(self._vectors),
                 facts={name: dict(found) for name, found in self.facts.items() if found},
+                features=write_features(partial, known) if known else None,
             )
             write_text(partial / MANIFEST, manifest.dump())
         return Bank.open(path)
@@ -204,6 +223,22 @@ class Bank:
                 merged[name] = {**merged.get(name, {}), **found}
             require_facts(merged)
             write_text(path / MANIFEST, manifest.model_copy(update={"facts": merged}).dump(), overwrite=True)
+        return Bank.open(path)
+
+    def with_features(self, features: Mapping[str, Tensor]) -> Bank:
+        """Write down mean features of the vectors' own tasks, beside those that are known."""
+        path = self._require_path()
+        unknown = [name for name in features if name not in self]
+        if unknown:
+            raise self._unknown(unknown)
+        with locked(path):
+            current = Bank.open(path)
+            assert current.manifest is not None
+            record = write_features(path, {**current.features, **features})
+            text = current.manifest.model_copy(update={"features": record}).dump()
+            write_text(path / MANIFEST, text, overwrite=True)
+            if current.manifest.features is not None:
+                disk.remove(path / current.manifest.features.file)
         return Bank.open(path)
 
     def add(
@@ -276,6 +311,14 @@ class Bank:
         return {name: known.get(name, {}) for name in self}
 
     @property
+    def features(self) -> dict[str, Tensor]:
+        """Mean features of the vectors' own tasks, as the base sees them, where they are known."""
+        if self.manifest is None or self.manifest.features is None:
+            return {}
+        found = read_features(self._require_path(), self.manifest.features)
+        return {name: found[name] for name in self if name in found}
+
+    @property
     def storage(self) -> str:
         """The storage of a bank on disk; files that were added may have others."""
         return next((self.storage_of(name) for name in self), Storage.FP32)
@@ -292,7 +335,7 @@ class Bank:
         for name, vector in self._vectors.items():
             home = self._homes.get(name)
             if home:
-                what = f"{files[home[0].file.path.name]}\0{home[1]}"
+                what = f"{files[home[0].file.path.name]}\0{home[1]}{_of_blocks(vector, home)}"
             else:
                 what = (
                     f"{vector.provenance.sha256}\0{vector.provenance.formula}\0{sorted(vector.norms.items())}"
@@ -325,10 +368,11 @@ class Bank:
         found: dict[str, Delta] = {}
         by_segment: dict[int, tuple[Segment, dict[int, str]]] = {}
         for name, vector in self._vectors.items():
+            if block not in vector:
+                continue
             home = self._homes.get(name)
             if home is None:
-                if block in vector:
-                    found[name] = vector[block]
+                found[name] = vector[block]
                 continue
             segment, i = home
             by_segment.setdefault(id(segment), (segment, {}))[1][i] = name
@@ -343,10 +387,8 @@ class Bank:
         total = 0
         for name, vector in self._vectors.items():
             home = self._homes.get(name)
-            if home is not None:
-                total += home[0].cell_bytes(block, home[1])
-            elif block in vector:
-                total += 4 * numel
+            if block in vector:
+                total += 4 * numel if home is None else home[0].cell_bytes(block, home[1])
         return total
 
     # selecting
@@ -364,9 +406,37 @@ class Bank:
             raise self._unknown(unknown)
         return self._subset([name for name in self if name not in names])
 
-    def _subset(self, names: list[str]) -> Bank:
+    def only_cells(self, cells: Mapping[str, Collection[str]]) -> Bank:
+        """Of each vector that is named, the blocks that are named; vectors without any are left out.
+
+        Naming a cell that the bank does not have is an error.
+        """
+        unknown = [name for name in cells if name not in self]
+        if unknown:
+            raise self._unknown(unknown)
+        absent = [(name, block) for name in cells for block in cells[name] if block not in self[name]]
+        if absent:
+            name, block = absent[0]
+            raise UsageError(
+                "BANK-NAME",
+                f"vector '{name}' has no block '{printable(block)}'",
+                fix=f"bank['{name}'].blocks says which it has",
+            )
+        within = {
+            name: vector if len(cells[name]) == len(vector.blocks) else vector.within(frozenset(cells[name]))
+            for name, vector in self._vectors.items()
+            if cells.get(name)
+        }
+        return self._subset(list(within), within)
+
+    def select(self, strategy: Selects) -> Bank:
+        """A smaller bank, chosen by one of the strategies in ``aniso.selection``."""
+        return strategy.choose(self).bank
+
+    def _subset(self, names: list[str], vectors: Mapping[str, TaskVector] | None = None) -> Bank:
+        found = self._vectors if vectors is None else vectors
         return Bank(
-            {name: self._vectors[name] for name in names},
+            {name: found[name] for name in names},
             path=self.path,
             manifest=self.manifest,
             homes={name: self._homes[name] for name in names if name in self._homes},
@@ -376,7 +446,8 @@ class Bank:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A bank is pickled as the place where it lies."""
-        return _opened_again, (self._require_path().resolve(), self.names, self.content_hash)
+        cells = {name: [block.name for block in vector.blocks] for name, vector in self._vectors.items()}
+        return _opened_again, (self._require_path().resolve(), cells, self.content_hash)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bank:
         return self  # it never changes
@@ -403,6 +474,9 @@ class Bank:
                 if progress:
                     progress(delta.nbytes)
         known = {record.file for record in self.manifest.files} | {MANIFEST}
+        if self.manifest.features is not None:
+            read_features(path, self.manifest.features)  # which checks its hash
+            known.add(self.manifest.features.file)
         strays = sorted(p.name for p in path.iterdir() if p.name not in known)
         notes = [f"not part of the bank: {printable(', '.join(strays))}"] if strays else []
         return [*notes, *self._duplicates()]
@@ -512,8 +586,14 @@ class Bank:
         )
 
 
-def _opened_again(path: Path, names: tuple[str, ...], content: str) -> Bank:
-    bank = Bank.open(path).only(*names)
+def _of_blocks(vector: TaskVector, home: tuple[Segment, int]) -> str:
+    """What tells a vector in some of its blocks from the whole one in the file."""
+    whole = home[0].vector(home[1]).cells
+    return "" if len(vector.blocks) == len(whole) else "\0" + "\0".join(b.name for b in vector.blocks)
+
+
+def _opened_again(path: Path, cells: Mapping[str, Sequence[str]], content: str) -> Bank:
+    bank = Bank.open(path).only_cells(cells)
     if bank.content_hash != content:
         raise InputError(
             "FILE-HASH",

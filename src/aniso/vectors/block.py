@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+
+import torch
+from torch import Tensor
 
 from aniso.errors import UsageError
 from aniso.vectors.naming import (
@@ -69,11 +72,30 @@ class Block:
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    def gathered(self, read: Callable[[str], Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """The block's values out of the tensors that its parts lie in; in their format, if none is said."""
+        if len(self.parts) == 1:
+            return _piece(self.parts[0], read, dtype).contiguous()
+        first = _piece(self.parts[0], read, dtype)
+        out = torch.empty(self.shape, dtype=first.dtype, device=first.device)
+        for part in self.parts:  # one at a time: that is two of the block's sizes at most
+            out[part.start : part.stop] = first if part is self.parts[0] else _piece(part, read, dtype)
+        return out
+
     @property
     def matrix_shape(self) -> tuple[int, int]:
         """As a matrix: the first dimension by all others."""
         rows = self.shape[0] if self.shape else 1
         return rows, self.numel // max(1, rows)
+
+
+def _piece(part: Part, read: Callable[[str], Tensor], dtype: torch.dtype | None) -> Tensor:
+    tensor = read(part.key)
+    if part.transposed:
+        tensor = tensor.T
+    if tensor.ndim:
+        tensor = tensor[part.offset : part.offset + part.stop - part.start]
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 @dataclass(frozen=True)

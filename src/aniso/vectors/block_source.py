@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.vectors.block import Block, Kind, Layout, Part
+from aniso.vectors.block import Block, Kind, Layout
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.segment_format import FORMAT
@@ -55,12 +55,7 @@ class BlockSource:
 
     def read(self, block: Block) -> Tensor:
         """A fresh float32 tensor of the block's shape."""
-        if len(block.parts) == 1:
-            out = self._piece(block.parts[0])
-        else:
-            out = torch.empty(block.shape)
-            for part in block.parts:
-                out[part.start : part.stop] = self._piece(part)
+        out = block.gathered(self.source.read, torch.float32)
         norm = float(torch.linalg.vector_norm(out, dtype=torch.float32))
         if norm != norm or norm == float("inf"):
             norm = self._check_finite(block, out)
@@ -108,14 +103,6 @@ class BlockSource:
 
     def dtype_of(self, block: Block) -> str:
         return self.source.tensors[block.parts[0].key].dtype
-
-    def _piece(self, part: Part) -> Tensor:
-        tensor = self.source.read(part.key)
-        if part.transposed:
-            tensor = tensor.T
-        if tensor.ndim:
-            tensor = tensor[part.offset : part.offset + part.stop - part.start]
-        return tensor.to(torch.float32).contiguous()
 
     def _check_finite(self, block: Block, values: Tensor) -> float:
         """The norm of values whose squares overflow, or an error naming what is not a number."""

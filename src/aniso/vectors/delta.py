@@ -38,9 +38,11 @@ class Delta(ABC):
         return Dense(self.dense().add_(other.dense()))
 
     def dot(self, other: Delta) -> float:
-        if isinstance(other, LowRank):
-            return other.dot(self)
-        a, b = self.dense().reshape(-1), other.dense().reshape(-1)
+        return other.along(self.dense()) if isinstance(other, LowRank) else self.along(other.dense())
+
+    def along(self, direction: Tensor) -> float:
+        """The inner product with a tensor of the block's shape: a gradient, say."""
+        a, b = self.dense().reshape(-1), direction.reshape(-1)
         # chunks in double: a single float32 sum over millions of terms loses digits
         pieces = (slice(start, start + _CHUNK) for start in range(0, a.numel(), _CHUNK))
         return math.fsum(float(a[piece].double() @ b[piece].double()) for piece in pieces)
@@ -186,7 +188,11 @@ class LowRank(Delta):
     def dot(self, other: Delta) -> float:
         if isinstance(other, LowRank):
             return sum(_dot_terms(x, y) for x in self.terms for y in other.terms)
-        matrix = other.dense().reshape(self.shape[0], -1)
+        return self.along(other.dense())
+
+    def along(self, direction: Tensor) -> float:
+        """Without forming any product of factors."""
+        matrix = direction.reshape(self.shape[0], -1)
         return sum(_dot_matrix(term, matrix) for term in self.terms)
 
 
@@ -202,7 +208,7 @@ def _dot_terms(x: Term, y: Term) -> float:
 
 def _dot_matrix(term: Term, matrix: Tensor) -> float:
     rows = matrix[term.start : term.stop]
-    return float(((term.b.float().T @ rows).double() * term.a.double()).sum()) * term.scale
+    return float(((term.b.to(rows.dtype).T @ rows).double() * term.a.double()).sum()) * term.scale
 
 
 @final

@@ -17,7 +17,8 @@ from aniso.weights.directory import read_json
 MANIFEST = "manifest.json"
 SCHEMA = 1
 VECTOR_FILE = re.compile(r"vectors-([0-9]{3,9})\.safetensors")
-BANK_FILES = re.compile(rf"{MANIFEST}|{VECTOR_FILE.pattern}")
+FEATURE_FILE = re.compile(r"features-([0-9]{3,9})\.safetensors")
+BANK_FILES = re.compile(rf"{MANIFEST}|{VECTOR_FILE.pattern}|{FEATURE_FILE.pattern}")
 
 
 class _Strict(BaseModel):
@@ -46,9 +47,12 @@ class Manifest(_Strict):
     """Names in the order of the table; each is in one of the files."""
     facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
     """What whoever made the bank wants known of its vectors: a task's accuracies, say."""
+    features: FileRecord | None = None
+    """Mean features of the vectors' own tasks, if anybody computed them."""
 
     def dump(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+        said = self.model_dump(mode="json", exclude={"features"} if self.features is None else None)
+        return json.dumps(said, indent=1, sort_keys=True) + "\n"
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -63,8 +67,11 @@ def read_manifest(path: Path) -> Manifest:
     except ValidationError as e:
         first = e.errors()[0]
         raise manifest_error(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for record in manifest.files:
-        if not VECTOR_FILE.fullmatch(record.file):
+    named = [(record, VECTOR_FILE) for record in manifest.files]
+    if manifest.features is not None:
+        named.append((manifest.features, FEATURE_FILE))
+    for record, expected in named:
+        if not expected.fullmatch(record.file):
             raise UnsafeError(
                 "DIR-PATH",
                 f"'{printable(path / MANIFEST)}' points to a file that no bank has",

@@ -112,8 +112,8 @@ class Segment:
             return {}
         out: dict[int, Delta] = {}
         rows = [row for row, i in enumerate(cell.dense) if i in wanted]
-        if rows:
-            for row, delta in self._read_dense(block, cell, rows[0], rows[-1] + 1, exact=exact):
+        for start, stop in _runs(rows):
+            for row, delta in self._read_dense(block, cell, start, stop, exact=exact):
                 if cell.dense[row] in wanted:
                     out[cell.dense[row]] = delta
         terms = [t for t in cell.terms if t.vector in wanted]
@@ -238,6 +238,14 @@ class Segment:
         )
         if not fits:
             raise ValueError(f"a low-rank term of block {block.name} does not fit")
+
+
+def _runs(rows: list[int]) -> list[tuple[int, int]]:
+    """What to read at once: all from the first to the last row, or only neighbours if most are not wanted."""
+    if not rows or 2 * len(rows) > rows[-1] + 1 - rows[0]:
+        return [(rows[0], rows[-1] + 1)] if rows else []
+    starts = [row for i, row in enumerate(rows) if i == 0 or rows[i - 1] + 1 != row]
+    return [(start, next(r for r in range(start, rows[-1] + 2) if r not in rows)) for start in starts]
 
 
 def _slice(exact: Exact | None, row: int, numel: int) -> Exact | None:

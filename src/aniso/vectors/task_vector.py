@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -231,6 +231,14 @@ class TaskVector:
         )
         out._summands = self._summands
         return out
+
+    def within(self, blocks: Collection[str]) -> TaskVector:
+        """The vector in some of its blocks; the others become absent cells."""
+        norms = None if self._norms is None else {n: x for n, x in self._norms.items() if n in blocks}
+        cells = {name: cell for name, cell in self._cells.items() if name in blocks}
+        return TaskVector(
+            self.name, self.layout, self._base, cells, self.provenance, norms, self.relative_error
+        )
 
     def __mul__(self, factor: float) -> TaskVector:
         cells = {n: partial(self._scaled_cell, n, factor) for n in self._cells}

@@ -28,7 +28,12 @@ class FewShot(OneTask):
     out_of_domain: tuple[str, ...] = Field(default=(), strict=False)
     """Tasks with the same classes, or some of them, that are measured with what was learned."""
 
-    _later: ClassVar[Mapping[str, Any]] = {"head": None, "joint": False, "out_of_domain": []}
+    _later: ClassVar[Mapping[str, Any]] = {
+        **OneTask._later,
+        "head": None,
+        "joint": False,
+        "out_of_domain": [],
+    }
 
     @model_validator(mode="after")
     def _learns_heads(self) -> Self:

@@ -8,9 +8,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from aniso.compose import Partition
 from aniso.data import Labelled, Task, Unlabelled
@@ -19,9 +19,18 @@ from aniso.learn import Best, CrossEntropy, Keep, Last, Objective, Schedule
 from aniso.learn.finetune import PAPER
 from aniso.learn.schedule import Optimiser, Precision, Shape
 from aniso.learn.search import POINTS
+from aniso.learn.selection import Budget
 
 Method = Literal["coefficients", "weights", "search", "vector", "none"]
 """Learn coefficients; fine-tune all weights; search one scale; add each task's own vector; change nothing."""
+
+Select = Literal["random", "features", "gradient", "blockwise-gradient", "pursuit"]
+"""How vectors are chosen."""
+
+BudgetSaid = Annotated[
+    int | str | None, BeforeValidator(lambda x: int(x) if isinstance(x, str) and x.strip().isdigit() else x)
+]
+"""As ``selection.Budget`` takes it; 5 and "5" are the same."""
 
 Tasks = Callable[[str], Task]
 """Finds a task by what a spec calls it."""
@@ -111,6 +120,11 @@ class BaseSetting(Strict, ABC):
         return self.method in ("coefficients", "search", "vector")
 
     @property
+    def selection(self) -> tuple[str, Budget] | None:
+        """How the bank is made smaller, and to what, if it is."""
+        return None
+
+    @property
     def trains_norms(self) -> bool:
         """Whether layer norms are trained in the place of coefficients."""
         return False
@@ -180,8 +194,39 @@ class OneTask(BaseSetting, ABC):
     view: Literal["few_shot", "train", "eval"] = "few_shot"
     """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
     leave_out: tuple[str, ...] = Field(default=(), strict=False)
+    select: Select | None = None
+    """How vectors, or cells of them, are chosen before anything is learned; all are taken if not said."""
+    budget: BudgetSaid = None
+    """Vectors, or cells of each block, that are kept; or bytes, such as 200MB."""
 
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
+    _later: ClassVar[Mapping[str, Any]] = {"select": None, "budget": None}
+
+    @model_validator(mode="after")
+    def _chooses(self) -> Self:
+        return chooses(self, self.select, self.budget)
+
+    @property
+    def selection(self) -> tuple[str, Budget] | None:
+        return selected(self.select, self.budget)
+
+
+S = TypeVar("S", bound=BaseSetting)
+
+
+def chooses(setting: S, select: str | None, budget: int | str | None) -> S:
+    """A choice needs a rule and a budget, and something that is composed."""
+    if (select is None) != (budget is None):
+        raise ValueError("select and budget go together: how vectors are chosen, and how many")
+    if budget is not None:
+        Budget.of(budget)
+        if not setting.needs_bank or setting.method == "vector":
+            raise ValueError(f"there is nothing to select for method '{setting.method}'")
+    return setting
+
+
+def selected(select: str | None, budget: int | str | None) -> tuple[str, Budget] | None:
+    return None if select is None or budget is None else (select, Budget.of(budget))
 
 
 def others(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:

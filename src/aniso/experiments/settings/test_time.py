@@ -9,9 +9,19 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aniso.data import Labelled, Unlabelled, unlabelled_pictures
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, others, require_split
+from aniso.experiments.settings.setting import (
+    BaseSetting,
+    BudgetSaid,
+    Job,
+    Tasks,
+    chooses,
+    others,
+    require_split,
+    selected,
+)
 from aniso.learn import SAR, Contrastive, Entropy, FixMatch, Last, Objective, Schedule
 from aniso.learn.objectives import DataTerm
+from aniso.learn.selection import Budget
 
 
 class TestTime(BaseSetting):
@@ -39,6 +49,9 @@ class TestTime(BaseSetting):
     trusted: int = Field(default=100, ge=1)
     """FixMatch: pictures of a class that are trusted, at most."""
     leave_out: tuple[str, ...] = Field(default=(), strict=False)
+    select: Literal["random", "features"] | None = None
+    """How vectors are chosen; without labels there is no gradient to choose by."""
+    budget: BudgetSaid = None
 
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup=0)
 
@@ -59,6 +72,14 @@ class TestTime(BaseSetting):
         if self.method not in ("coefficients", "none"):
             raise ValueError("method is coefficients, or none for zero-shot; train says what is learned")
         return self
+
+    @model_validator(mode="after")
+    def _chooses(self) -> Self:
+        return chooses(self, self.select, self.budget)
+
+    @property
+    def selection(self) -> tuple[str, Budget] | None:
+        return selected(self.select, self.budget)
 
     @property
     def needs_bank(self) -> bool:

@@ -1,0 +1,117 @@
+"""The gradient of an objective by the base's weights: one pass over the pictures, whatever the bank holds.
+
+At zero coefficients dL/dlambda_ij is the inner product of cell ij with the gradient of block j. So one
+gradient serves any number of vectors, all on a common scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from aniso.data import Batch, Batches
+from aniso.errors import NumericalError, UsageError, printable
+from aniso.learn.objectives import DataTerm, Objective, Seen
+from aniso.models import ClassWeights, Encoder
+from aniso.vectors import Bank, Block, TaskVector
+from aniso.weights.files import Told
+
+
+@final
+@dataclass(frozen=True)
+class WeightGradient:
+    """By the model's own names; blocks are put together as a bank divides them."""
+
+    encoder: Encoder
+    tensors: Mapping[str, Tensor]
+
+    def blocks(self, bank: Bank) -> dict[str, Tensor]:
+        """Of every block of the bank. Blocks that are whole tensors share their memory."""
+        layout = bank.over(self.encoder.weight_source()).layout
+        return {block.name: self._of(block) for block in layout.blocks}
+
+    def _of(self, block: Block) -> Tensor:
+        return block.gathered(self.tensors.__getitem__).cpu()
+
+
+def weight_gradient(
+    encoder: Encoder,
+    objective: Objective,
+    *,
+    batch: int = 64,
+    seed: int = 0,
+    workers: int = 0,
+    told: Told | None = None,
+) -> WeightGradient:
+    """Every term's mean over all its pictures, seen once each as they are in training."""
+    device = next(encoder.parameters()).device
+    leaves = {name: p.detach().requires_grad_() for name, p in encoder.named_parameters()}
+    before = encoder.training
+    encoder.eval()
+    try:
+        for weight, term in objective.data_terms:
+            _require_plain(term)
+            head = encoder.class_weights(term.split.classes)
+            views = term.views(encoder.transforms)
+            pass_ = Batches(term.split, *views, size=batch, seed=seed, workers=workers)
+            done = 0
+            for pictures in pass_:
+                seen = _seen(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, pictures)
+                loss = weight * term.loss(seen) * (len(pictures) / len(term.split))
+                _require_finite(loss, term, pictures)
+                loss.backward()  # type: ignore[no-untyped-call]
+                done += len(pictures)
+                if told:
+                    told(f"gradient on {term.split.name}", done, len(term.split))
+    finally:
+        encoder.train(before)
+    return WeightGradient(encoder, {name: _gradient(leaf) for name, leaf in leaves.items()})
+
+
+def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[str, float]:
+    """dL/dlambda of each of a vector's blocks, at zero coefficients. One of its blocks is in memory."""
+    found = {block.name: vector[block.name].along(gradient[block.name]) for block in vector.blocks}
+    bad = [block for block, value in found.items() if not abs(value) < float("inf")]
+    if bad:
+        raise NumericalError(
+            "LEARN-NONFINITE",
+            f"the gradient of vector '{vector.name}' is {found[bad[0]]}",
+            key=bad[0],
+            fix="aniso bank check",
+        )
+    return found
+
+
+def _seen(model: Callable[[Tensor], Tensor], head: ClassWeights, pictures: Batch) -> Seen:
+    features = model(torch.cat(pictures.views))
+    own = torch.split(features, [len(view) for view in pictures.views])
+    labels = None if pictures.labels is None else pictures.labels.to(features.device)
+    return Seen(tuple(own), tuple(head.logits(f) for f in own), labels)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _require_plain(term: DataTerm) -> None:
+    if term.trusted_share:
+        raise UsageError(
+            "OBJECTIVE",
+            f"'{printable(term.name)}' learns from its own answers, which have no gradient to choose by",
+            fix="choose at random or by features, or choose by labelled pictures",
+        )
+
+
+def _require_finite(loss: Tensor, term: DataTerm, pictures: Batch) -> None:
+    if not bool(torch.isfinite(loss)):
+        raise NumericalError(
+            "LEARN-NONFINITE",
+            f"the loss on {printable(term.name)} is {loss.item()}",
+            pictures=[term.split.images.label(i) for i in pictures.indices[:20]],
+            fix="look at these pictures",
+        )

@@ -1,0 +1,71 @@
+"""Vectors, or cells, whose coefficients the loss would move first: exact for any number, one in memory."""
+
+from __future__ import annotations
+
+from typing import final
+
+from aniso.learn.gradient import WeightGradient, cell_gradients, weight_gradient
+from aniso.learn.objectives import Objective
+from aniso.learn.objectives.objective import Term
+from aniso.learn.selection.strategy import Budget, Scores, Strategy
+from aniso.models import Encoder
+from aniso.vectors import Bank
+from aniso.weights.files import Told
+
+
+class Gradient(Strategy):
+    """|dL/dlambda| at zero coefficients, from one gradient of the base's weights."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        objective: Objective | Term,
+        budget: int | str | Budget,
+        *,
+        batch: int = 64,
+        seed: int = 0,
+        workers: int = 0,
+        told: Told | None = None,
+    ) -> None:
+        self.budget = Budget.of(budget)
+        self.told = told
+        self._encoder = encoder
+        self._objective = objective if isinstance(objective, Objective) else objective * 1.0
+        self._how = (batch, seed, workers)
+        self._found: WeightGradient | None = None
+
+    @property
+    def weight_gradient(self) -> WeightGradient:
+        """Taken when first needed, once for any number of banks."""
+        if self._found is None:
+            batch, seed, workers = self._how
+            self._found = weight_gradient(
+                self._encoder, self._objective, batch=batch, seed=seed, workers=workers, told=self.told
+            )
+        return self._found
+
+    def scores(self, bank: Bank) -> Scores:
+        """dL/dlambda of every cell, with its sign."""
+        blocks = self.weight_gradient.blocks(bank)
+        found = {}
+        for i, name in enumerate(bank, 1):
+            found[name] = cell_gradients(bank[name], blocks)
+            if self.told:
+                self.told("gradients of vectors", i, len(bank))
+        return found
+
+
+@final
+class WholeGradient(Gradient):
+    """Whole vectors, by the 1-norm of their gradient."""
+
+    kind = "gradient"
+    whole = True
+
+
+@final
+class BlockwiseGradient(Gradient):
+    """The best cells of every block, so that more vectors take part than the budget says."""
+
+    kind = "blockwise-gradient"
+    whole = False

@@ -1,0 +1,141 @@
+"""Orthogonal matching pursuit: cells one after another, each for what those before it leave undone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from aniso.learn.selection.by_gradient import Gradient
+from aniso.learn.selection.strategy import Scores, cell_bytes, gathered
+from aniso.vectors import Bank, LowRank
+
+_CHUNK = 1 << 18
+_DEPENDENT = 1e-9  # of a cell's square that is left once others have been taken out of it
+
+
+@final
+class Pursuit(Gradient):
+    """Greedy within each block: the cell along which most of the gradient remains is taken, then the gradient
+    is what is left of it beside all cells taken so far. Two vectors that say the same are not both taken.
+
+    All it needs beside the gradients is the cells' inner products, of one block at a time.
+    """
+
+    kind = "pursuit"
+    whole = False
+
+    def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:
+        blocks = [b.name for b in bank.layout.blocks]
+        searches = {}
+        for i, block in enumerate(blocks, 1):
+            own = {name: scores[name][block] for name in bank if block in bank[name]}
+            if own:
+                searches[block] = _Block(
+                    tuple(own), torch.tensor(list(own.values()), dtype=torch.float64), _gram(bank, block)
+                )
+            if self.told:
+                self.told("inner products of vectors", i, len(blocks))
+        return gathered(
+            bank, self._by_count(searches) if self.budget.count else self._by_bytes(bank, searches)
+        )
+
+    def _by_count(self, searches: Mapping[str, _Block]) -> list[tuple[str, str]]:
+        kept = []
+        for block, search in searches.items():
+            for _ in range(self.budget.count or 0):
+                best = search.best()
+                if best is None:
+                    break
+                kept.append((search.take(best[1]), block))
+        return kept
+
+    def _by_bytes(self, bank: Bank, searches: Mapping[str, _Block]) -> list[tuple[str, str]]:
+        """Of all blocks' next cells the best that still fits, again and again."""
+        kept, left = [], self.budget.nbytes or 0
+        open_ = dict(searches)
+        while open_:
+            found = {block: search.best() for block, search in open_.items()}
+            open_ = {block: search for block, search in open_.items() if found[block] is not None}
+            if not open_:
+                break
+            block = max(open_, key=lambda b: found[b][0])  # type: ignore[index]
+            place = found[block][1]  # type: ignore[index]
+            name = open_[block].names[place]
+            size = cell_bytes(bank, name, block)
+            if size > left:
+                open_[block].leave(place)
+                continue
+            left -= size
+            kept.append((open_[block].take(place), block))
+        return kept
+
+
+@final
+@dataclass
+class _Block:
+    """The search in one block."""
+
+    names: tuple[str, ...]
+    gradients: Tensor
+    gram: Tensor
+    taken: list[int] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
+
+    def best(self) -> tuple[float, int] | None:
+        """By how much the gradient's norm would still shrink with a cell, and which; None if by nothing."""
+        rest, square = self._remaining()
+        usable = square > _DEPENDENT * self.gram.diagonal()
+        usable[[*self.taken, *self.left_out]] = False
+        gain = torch.where(usable, rest.abs() / square.clamp(min=1e-300).sqrt(), -1.0)
+        place = int(gain.argmax())
+        value = float(gain[place])
+        return (value, place) if value >= 0 and math.isfinite(value) else None
+
+    def _remaining(self) -> tuple[Tensor, Tensor]:
+        """Of every cell: its inner product with what is left of the gradient, and its own square, both
+        beside the cells that are taken."""
+        if not self.taken:
+            return self.gradients, self.gram.diagonal().clone()
+        among = self.gram[self.taken][:, self.taken]
+        across = self.gram[:, self.taken]
+        solved = torch.linalg.lstsq(
+            among, torch.cat([self.gradients[self.taken, None], across.T], 1)
+        ).solution
+        return self.gradients - across @ solved[:, 0], self.gram.diagonal() - (across * solved[:, 1:].T).sum(
+            1
+        )
+
+    def take(self, place: int) -> str:
+        self.taken.append(place)
+        return self.names[place]
+
+    def leave(self, place: int) -> None:
+        self.left_out.add(place)
+
+
+def _gram(bank: Bank, block: str) -> Tensor:
+    """Inner products of all cells of a block, which is in memory once for each of them."""
+    deltas = list(bank.read_block(block, exact=False).values())
+    dense = [i for i, delta in enumerate(deltas) if not isinstance(delta, LowRank)]
+    out = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
+    if dense:
+        out[torch.tensor(dense)[:, None], dense] = _products([deltas[i].dense().reshape(-1) for i in dense])
+    for i, one in enumerate(deltas):
+        for j, other in enumerate(deltas[: i + 1]):
+            if isinstance(one, LowRank) or isinstance(other, LowRank):
+                out[i, j] = out[j, i] = one.dot(other)
+    return out
+
+
+def _products(rows: list[Tensor]) -> Tensor:
+    """In double, a piece of all rows at a time."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, rows[0].numel(), _CHUNK):
+        piece = torch.stack([row[start : start + _CHUNK] for row in rows]).double()
+        total += piece @ piece.T
+    return total

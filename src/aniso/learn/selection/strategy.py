@@ -1,0 +1,180 @@
+"""Choosing vectors under a budget: a strategy looks at a bank and gives a smaller one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, final
+
+from aniso.compose.runtime import parse_bytes, show_bytes
+from aniso.errors import InputError, UsageError, printable
+from aniso.vectors import Bank
+from aniso.weights.files import Told
+
+T = TypeVar("T")
+Scores = Mapping[str, Mapping[str, float]]
+"""By vector and block: the larger a cell's, in size, the more speaks for it."""
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """So many vectors, or cells of each block; or so many bytes as the bank stores them."""
+
+    count: int | None = None
+    nbytes: int | None = None
+
+    @classmethod
+    def of(cls, said: int | str | Budget) -> Budget:
+        """``5``, or ``"200MB"``."""
+        if isinstance(said, Budget):
+            return said
+        plain = isinstance(said, int) and not isinstance(said, bool)
+        made = cls(count=int(said)) if plain or str(said).strip().isdigit() else cls(nbytes=parse_bytes(said))
+        if (made.count or 0) < 1 and (made.nbytes or 0) < 1:
+            raise UsageError(
+                "USAGE",
+                f"with a budget of {printable(said)} nothing is left to compose",
+                expected="a number of vectors from 1 on, or an amount of memory such as 200MB",
+                fix="--budget 5",
+            )
+        return made
+
+    def __str__(self) -> str:
+        if self.nbytes is not None:
+            return show_bytes(self.nbytes)
+        return f"{self.count}"
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and why."""
+
+    bank: Bank
+    strategy: str
+    budget: Budget
+    scores: Scores
+    """Of everything that could have been chosen."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> dict[str, tuple[str, ...]]:
+        """The blocks that are kept of each vector that is."""
+        return {name: tuple(block.name for block in self.bank[name].blocks) for name in self.bank}
+
+    @property
+    def nbytes(self) -> int:
+        """About what the chosen cells take as they are stored."""
+        return sum(self.bank.block_bytes(block.name) for block in self.bank.layout.blocks)
+
+    def summary(self) -> dict[str, Any]:
+        """As plain data, for records: of every vector how many of its blocks were kept, the most first."""
+        kept = sorted(
+            ((len(blocks), name) for name, blocks in self.cells.items()), key=lambda x: (-x[0], x[1])
+        )
+        return {
+            "strategy": self.strategy,
+            "budget": str(self.budget),
+            "vectors": {name: count for count, name in kept},
+            "cells": sum(count for count, _ in kept),
+            "bytes": self.nbytes,
+        }
+
+
+class Strategy(ABC):
+    """Scores cells, and keeps the best within the budget. The same bank gives the same choice."""
+
+    kind: ClassVar[str]
+    whole: ClassVar[bool]
+    """Whether vectors are kept as a whole, by the sum of their cells' scores; else cell by cell."""
+    budget: Budget
+    told: Told | None
+
+    @abstractmethod
+    def scores(self, bank: Bank) -> Scores:
+        """Of every cell; gradients have signs, which do not count."""
+
+    def choose(self, bank: Bank) -> Choice:
+        found = self.scores(bank)
+        kept = _whole(bank, found, self.budget) if self.whole else self.cells(bank, found)
+        if not kept:
+            raise self._too_small(bank)
+        notes = []
+        if self.budget.count is not None and self.budget.count > len(bank):
+            notes.append(
+                f"a budget of {self.budget} is more than the bank's {len(bank)} vectors: all are kept"
+            )
+        return Choice(bank.only_cells(kept), self.kind, self.budget, found, tuple(notes))
+
+    def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:
+        return _cell_by_cell(bank, scores, self.budget)
+
+    def _too_small(self, bank: Bank) -> InputError:
+        least = min(cell_bytes(bank, name, block.name) for name in bank for block in bank[name].blocks)
+        return InputError(
+            "USAGE",
+            f"nothing fits into {self.budget}",
+            expected=f"at least {show_bytes(least)}"
+            + (", and more for a whole vector" if self.whole else ""),
+            fix="a larger --budget, or a bank in a smaller format: aniso bank quantise",
+        )
+
+
+def cell_bytes(bank: Bank, vector: str, block: str) -> int:
+    """About what a cell takes as it is stored."""
+    return bank.only_cells({vector: [block]}).block_bytes(block)
+
+
+def vector_bytes(bank: Bank, vector: str) -> int:
+    own = bank.only(vector)
+    return sum(own.block_bytes(block.name) for block in own[vector].blocks)
+
+
+def _whole(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
+    totals = {name: sum(abs(x) for x in scores[name].values()) for name in bank}
+    order = _best_first(list(totals), totals.__getitem__)
+    if budget.count is not None:
+        kept = order[: budget.count]
+    else:
+        kept = _fitting(order, lambda name: vector_bytes(bank, name), budget)
+    return {name: [block.name for block in bank[name].blocks] for name in bank if name in kept}
+
+
+def _cell_by_cell(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
+    """The best of every block, or of all blocks together if the budget is in bytes."""
+    cells = [(name, block.name) for name in bank for block in bank[name].blocks]
+    order = _best_first(cells, lambda cell: abs(scores[cell[0]][cell[1]]))
+    if budget.nbytes is not None:
+        return gathered(bank, _fitting(order, lambda cell: cell_bytes(bank, *cell), budget))
+    taken: dict[str, int] = {}
+    kept = []
+    for cell in order:
+        taken[cell[1]] = taken.get(cell[1], 0) + 1
+        if taken[cell[1]] <= (budget.count or 0):
+            kept.append(cell)
+    return gathered(bank, kept)
+
+
+def gathered(bank: Bank, cells: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Cells by vector, everything in the bank's order."""
+    wanted = set(cells)
+    found = {name: [b.name for b in bank[name].blocks if (name, b.name) in wanted] for name in bank}
+    return {name: blocks for name, blocks in found.items() if blocks}
+
+
+def _best_first(items: list[T], score: Callable[[T], float]) -> list[T]:
+    """By score; of equals the one that comes first in the bank."""
+    return sorted(items, key=lambda item: -score(item))
+
+
+def _fitting(order: Iterable[T], size: Callable[[T], int], budget: Budget) -> list[T]:
+    """In order, each that still fits."""
+    left, kept = budget.nbytes or 0, []
+    for item in order:
+        own = size(item)
+        if own <= left:
+            left -= own
+            kept.append(item)
+    return kept
