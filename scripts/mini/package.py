@@ -2,6 +2,7 @@
 
     python scripts/mini/package.py model RUN/model
     python scripts/mini/package.py bank standard TUNED [--storage int4]
+    aniso bank features src/aniso/models/mini/banks/standard --model mini --task MINI/cars --task …
     python scripts/mini/package.py card experiments/mini/table.md
 
 The model is stored in 16 bits, and its vectors are made over the rounded weights: package it first, then

@@ -56,10 +56,13 @@ OTHER = {
     "objective": "sar",
     "train": "layernorm",
     "optimiser": "sgd",
+    "select": "random",
 }
-WITH = {"joint": ["--head=tip"]}
+WITH = {"joint": ["--head=tip"], "select": ["--budget=2"], "budget": ["--select=random"]}
 ALSO = {
     "lora": {"schedule.lr", "schedule.epochs"},
+    "select": {"budget"},
+    "budget": {"select"},
     "joint": {"head", "schedule.epochs"},
     "objective": {"schedule.optimiser", "schedule.weight_decay"},
     "online": {"schedule.epochs"},

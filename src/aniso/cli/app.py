@@ -20,6 +20,7 @@ from aniso.cli import (
     inspect,
     report,
     run,
+    select,
     task,
     vector,
 )
@@ -58,6 +59,7 @@ app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
 app.command("finetune")(fit.finetune)
 app.add_typer(fit.app, name="fit")
+app.command("select")(select.select)
 app.add_typer(fit.search_app, name="search")
 app.command("run")(run.run)
 app.command("report")(report.report)

@@ -1,4 +1,4 @@
-"""``aniso bank``: build, add, ls, check, quantise, plan."""
+"""``aniso bank``: build, add, ls, check, features, quantise, plan."""
 
 from __future__ import annotations
 
@@ -128,6 +128,42 @@ def check(directory: Directory, json: show.Json = False) -> None:
         return
     show.notes(notes)
     show.line(f"{directory}: {len(bank)} vectors, {len(bank.layout.blocks)} blocks, all as recorded")
+
+
+@app.command()
+def features(
+    directory: Directory,
+    model: Annotated[str, typer.Option(help="The bank's base.")],
+    task: Annotated[list[str], typer.Option(help="NAME=TASK: what vector NAME was trained on; or TASK.")],
+    split: Annotated[str, typer.Option(help="Which of its pictures.")] = "train",
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of the model, if its name does not say.")
+    ] = None,
+    data: options.DataRoot = None,
+    workers: options.Workers = 0,
+    json: show.Json = False,
+) -> None:
+    """Keep in a bank what its tasks' pictures look like, so that vectors can be chosen by likeness."""
+    from aniso.data import load_task
+    from aniso.learn.selection import mean_feature
+    from aniso.models import load_model
+
+    bank, encoder = options.open_bank(directory), load_model(model, weights)
+    bank.over(encoder.weight_source())
+    found = {}
+    for said in task:
+        name, _, ref = said.rpartition("=")
+        with show.telling() as told:
+            own = load_task(ref, data, told=told)
+            found[name or own.name] = mean_feature(encoder, own.split(split), workers=workers, told=told)
+        show.notes(f"{own.name}: {note}" for note in own.notes)
+    known = bank.with_features(found).features
+    if json:
+        show.as_json(
+            {"path": str(bank.path), "features": {name: row.tolist() for name, row in known.items()}}
+        )
+        return
+    show.line(f"{directory}: mean features of {len(known)} of {len(bank)} vectors")
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import final
 from aniso.learn.gradient import WeightGradient, cell_gradients, weight_gradient
 from aniso.learn.objectives import Objective
 from aniso.learn.objectives.objective import Term
+from aniso.learn.selection.remembered import Remembered
 from aniso.learn.selection.strategy import Budget, Scores, Strategy
 from aniso.models import Encoder
 from aniso.vectors import Bank
@@ -25,9 +26,12 @@ class Gradient(Strategy):
         batch: int = 64,
         seed: int = 0,
         workers: int = 0,
+        remembered: Remembered | None = None,
         told: Told | None = None,
     ) -> None:
+        """What is ``remembered`` of vectors is not computed again; what is computed is written there."""
         self.budget = Budget.of(budget)
+        self._remembered = remembered
         self.told = told
         self._encoder = encoder
         self._objective = objective if isinstance(objective, Objective) else objective * 1.0
@@ -46,13 +50,17 @@ class Gradient(Strategy):
 
     def scores(self, bank: Bank) -> Scores:
         """dL/dlambda of every cell, with its sign."""
-        blocks = self.weight_gradient.blocks(bank)
-        found = {}
+        known = self._remembered
+        found = {name: known.get(bank[name]) if known else None for name in bank}
+        blocks = self.weight_gradient.blocks(bank) if None in found.values() else {}
         for i, name in enumerate(bank, 1):
-            found[name] = cell_gradients(bank[name], blocks)
+            if found[name] is None:
+                own = found[name] = cell_gradients(bank[name], blocks)
+                if known:
+                    known.put(bank[name], own)
             if self.told:
                 self.told("gradients of vectors", i, len(bank))
-        return found
+        return {name: own for name, own in found.items() if own is not None}
 
 
 @final

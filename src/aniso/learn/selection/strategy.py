@@ -66,19 +66,17 @@ class Choice:
 
     @property
     def nbytes(self) -> int:
-        """About what the chosen cells take as they are stored."""
-        return sum(self.bank.block_bytes(block.name) for block in self.bank.layout.blocks)
+        """What the chosen cells take as they are stored."""
+        return sum(vector_bytes(self.bank, name) for name in self.bank)
 
     def summary(self) -> dict[str, Any]:
-        """As plain data, for records: of every vector how many of its blocks were kept, the most first."""
-        kept = sorted(
-            ((len(blocks), name) for name, blocks in self.cells.items()), key=lambda x: (-x[0], x[1])
-        )
+        """As plain data, for records: how many blocks were kept of every vector."""
+        kept = {name: len(blocks) for name, blocks in self.cells.items()}
         return {
             "strategy": self.strategy,
             "budget": str(self.budget),
-            "vectors": {name: count for count, name in kept},
-            "cells": sum(count for count, _ in kept),
+            "vectors": kept,
+            "cells": sum(kept.values()),
             "bytes": self.nbytes,
         }
 
@@ -123,13 +121,14 @@ class Strategy(ABC):
 
 
 def cell_bytes(bank: Bank, vector: str, block: str) -> int:
-    """About what a cell takes as it is stored."""
+    """What a cell takes as it is stored, or as it is if it is not in a bank on disk yet."""
+    if bank.path is None:
+        return bank[vector][block].nbytes
     return bank.only_cells({vector: [block]}).block_bytes(block)
 
 
 def vector_bytes(bank: Bank, vector: str) -> int:
-    own = bank.only(vector)
-    return sum(own.block_bytes(block.name) for block in own[vector].blocks)
+    return sum(cell_bytes(bank, vector, block.name) for block in bank[vector].blocks)
 
 
 def _whole(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:

@@ -1,0 +1,87 @@
+"""Gradients of vectors that were looked at before: a file to which a line is added for each.
+
+Hundreds of adapters are read once, whatever interrupts it; another budget asks nothing of them at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+from aniso.errors import InputError, printable
+from aniso.vectors import TaskVector
+
+_FORMAT = "aniso gradients 1"
+
+
+@final
+class Remembered:
+    """Lines of JSON; the first says what the gradients are of."""
+
+    def __init__(self, path: str | Path, what: Mapping[str, Any]) -> None:
+        """``what`` decides the gradients: model, objective, seed. A file that says otherwise is refused."""
+        self.path = Path(path)
+        self._what = json.loads(json.dumps({"format": _FORMAT, **what}))
+        self._known: dict[str, dict[str, float]] = {}
+        if self.path.exists() and self.path.stat().st_size:
+            self._read()
+
+    def get(self, vector: TaskVector) -> dict[str, float] | None:
+        return self._known.get(_key(vector))
+
+    def put(self, vector: TaskVector, gradients: Mapping[str, float]) -> None:
+        """On disk before it returns. Vectors that come from no file cannot be known again."""
+        if not vector.provenance.sha256:
+            return
+        fresh = not self.path.exists() or not self.path.stat().st_size
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as out:
+            if fresh:
+                out.write(json.dumps(self._what, sort_keys=True) + "\n")
+            row = {"vector": vector.name, "key": _key(vector), "gradients": dict(gradients)}
+            out.write(json.dumps(row, sort_keys=True) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        self._known[_key(vector)] = dict(gradients)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _read(self) -> None:
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        rows = whole.splitlines()
+        try:
+            said = json.loads(rows[0])
+            found = [json.loads(row) for row in rows[1:]]
+            for row in found:
+                own = {str(block): float(x) for block, x in row["gradients"].items()}
+                if not all(map(math.isfinite, own.values())):
+                    raise ValueError(f"gradients of {row['vector']} are not finite")
+                self._known[str(row["key"])] = own
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as e:
+            raise InputError(
+                "FILE-FORMAT",
+                f"'{printable(self.path)}' holds no gradients that were written down here",
+                reason=printable(e, 100),
+                fix="name another file, or remove this one",
+            ) from None
+        if said != self._what:
+            odd = sorted(k for k in {*said, *self._what} if said.get(k) != self._what.get(k))
+            raise InputError(
+                "RUN-CHANGED",
+                f"'{printable(self.path)}' has gradients of something else",
+                changed=printable(", ".join(odd)),
+                fix="name another file, or remove this one",
+            )
+        if whole != text:  # a line that was cut off while it was written
+            os.truncate(self.path, len(whole.encode()))
+
+
+def _key(vector: TaskVector) -> str:
+    """Content and formula; blocks that are left out have no gradients."""
+    return f"{vector.provenance.sha256} {vector.provenance.formula} {len(vector.blocks)}"
