@@ -21,8 +21,8 @@ Linearised = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        help="coefficients (learned, the default), search (one scale), weights (fine-tune all), "
-        "vector (add the tasks' own), none (zero-shot)."
+        help="coefficients (learned, the default), gradient-free, search (one scale), weights (fine-tune "
+        "all), vector (add the tasks' own), none (zero-shot)."
     ),
 ]
 Partition = Annotated[
@@ -97,6 +97,12 @@ SelectBy = Annotated[
 ]
 BudgetSize = Annotated[
     str | None, typer.Option("--budget", help="Vectors, or cells per block, to choose; or bytes: 200MB.")
+]
+Evaluations = Annotated[
+    int | None, typer.Option("--evaluations", help="Gradient-free: how many passes are tried; 500.")
+]
+Parallel = Annotated[
+    int | None, typer.Option("--parallel", help="Gradient-free: tries at once, each in a process.")
 ]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]

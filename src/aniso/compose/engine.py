@@ -213,10 +213,11 @@ def places_of(model: nn.Module, tied: Mapping[str, str]) -> Places:
     """Where every tensor is."""
     out: dict[str, list[tuple[nn.Module, str]]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
+        same = (module, *vars(module).get("same_as", ()))  # an encoder shares its network's dictionaries
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 key = f"{prefix}.{attribute}" if prefix else attribute
-                out.setdefault(tied.get(key, key), []).append((module, attribute))
+                out.setdefault(tied.get(key, key), []).extend((one, attribute) for one in same)
     return out
 
 

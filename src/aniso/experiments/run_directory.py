@@ -45,6 +45,7 @@ class RunDirectory:
         result = {
             "coefficients": [METRICS, COEFFICIENTS],
             "search": [COEFFICIENTS],
+            "gradient-free": [COEFFICIENTS],
             "weights": [METRICS, WEIGHTS],
         }
         if setting.trains_norms:

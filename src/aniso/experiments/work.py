@@ -17,10 +17,12 @@ from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.choosing import strategy_of
 from aniso.experiments.settings import BaseSetting, Job
+from aniso.experiments.settings.setting import COMPOSED, OneTask
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
 from aniso.learn.evaluate import accuracy, answers
 from aniso.learn.features import FeatureCache, features, identity
 from aniso.learn.finetune import tuned_weights
+from aniso.learn.gradient_free import evolve
 from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
@@ -202,7 +204,7 @@ class Work:
         memory = None
         if self.setting.trains_norms:
             facts["trainable"] = Trained.layer_norms(self.encoder).count
-        elif self.setting.method in ("coefficients", "search"):
+        elif self.setting.method in (*COMPOSED, "search"):
             made = self._over(self.bank, self._partition())
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
@@ -235,6 +237,7 @@ class Work:
             "vector": self._own_vectors,
             "search": self._searched,
             "coefficients": self._composed,
+            "gradient-free": self._evolved,
             "weights": self._tuned,
         }[self.setting.method]
         if self.setting.head_kind is not None:
@@ -278,6 +281,25 @@ class Work:
         made = self._over(self.bank, self._partition())
         facts, notes = self._learn(Trained.coefficients(made))
         return _Made(lambda name: made, facts, made.coefficients, notes=notes)
+
+    def _evolved(self) -> _Made:
+        """Coefficients from losses alone."""
+        made, setting, how = self._over(self.bank, self._partition()), self.setting, self._how
+        assert isinstance(setting, OneTask)  # no other has tries
+        done = evolve(
+            made,
+            self._objective(),
+            evaluations=setting.evaluations,
+            parallel=setting.parallel,
+            keep=self._keep(),
+            seed=setting.seed,
+            workers=how.workers,
+            told=how.told,
+            look_done=how.epoch_done,
+        )
+        history = list(done.history)
+        facts = {"kept_look": done.kept, "evaluations": history[-1]["evaluations"], "history": history}
+        return _Made(lambda name: made, {**facts, "trainable": made.values.numel()}, made.coefficients)
 
     def _with_own_norms(self) -> _Made:
         trained = Trained.layer_norms(self.encoder)
@@ -500,7 +522,7 @@ class Work:
             split = self.job.unlabelled
             data, classes = {split.name: split.manifest}, {split.name: split.classes.key}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
-        if self.setting.method in ("coefficients", "search") and self.setting.needs_bank:
+        if self.setting.method in (*COMPOSED, "search") and self.setting.needs_bank:
             inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         elif self.setting.method == "vector":
             inputs["bank"] = self._own(*self.job.tests).content_hash

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import final
 
 import torch
@@ -19,6 +20,7 @@ from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.objectives import DataTerm, Objective, Seen
 from aniso.models import ClassWeights, Encoder
 from aniso.vectors import Bank, Block, TaskVector
+from aniso.vectors.block import tied_names
 from aniso.weights.files import Told
 
 
@@ -49,8 +51,12 @@ def weight_gradient(
     told: Told | None = None,
 ) -> WeightGradient:
     """Every term's mean over all its pictures, seen once each as they are in training."""
+    if not objective.data_terms:
+        raise UsageError(
+            "OBJECTIVE", "there is no split to take a gradient over", fix="add CrossEntropy(split)"
+        )
     device = next(encoder.parameters()).device
-    leaves = {name: p.detach().requires_grad_() for name, p in encoder.named_parameters()}
+    leaves = _leaves(encoder)
     before = encoder.training
     encoder.eval()
     try:
@@ -92,6 +98,21 @@ def _seen(model: Callable[[Tensor], Tensor], head: ClassWeights, pictures: Batch
     own = torch.split(features, [len(view) for view in pictures.views])
     labels = None if pictures.labels is None else pictures.labels.to(features.device)
     return Seen(tuple(own), tuple(head.logits(f) for f in own), labels)
+
+
+def _leaves(encoder: Encoder) -> dict[str, Tensor]:
+    """Every tensor that a block has a part in, under all of its names; a tied one is one leaf."""
+    places = encoder.layout.places
+    own: dict[int, Tensor] = {}
+    named = chain(
+        encoder.named_parameters(remove_duplicate=False), encoder.named_buffers(remove_duplicate=False)
+    )
+    tied = tied_names(encoder.weight_source())
+    return {
+        name: own.setdefault(id(t), t.detach().requires_grad_())
+        for name, t in named
+        if tied.get(name, name) in places
+    }
 
 
 def _gradient(leaf: Tensor) -> Tensor:

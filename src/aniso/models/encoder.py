@@ -72,6 +72,7 @@ class Encoder(nn.Module):
         # the very dictionaries, not copies: what is moved or composed here is moved and composed there
         self.__dict__.update({part: network.__dict__[part] for part in _SHARED})
         self.__dict__["_network"] = network
+        self.__dict__["same_as"] = (network,)  # where composed weights have to be put, too
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         self.eval()

@@ -16,7 +16,7 @@ _FAILED = ".failed.json"
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
 Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time"]
-Method = Literal["none", "vector", "search", "weights", "coefficients"]
+Method = Literal["none", "vector", "search", "weights", "coefficients", "gradient-free"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
 

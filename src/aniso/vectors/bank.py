@@ -234,7 +234,9 @@ class Bank:
         with locked(path):
             current = Bank.open(path)
             assert current.manifest is not None
-            record = write_features(path, {**current.features, **features})
+            # what is replaced is not read: that is how damaged features are mended
+            known = {} if set(features) == set(current) else current.features
+            record = write_features(path, {**known, **features})
             text = current.manifest.model_copy(update={"features": record}).dump()
             write_text(path / MANIFEST, text, overwrite=True)
             if current.manifest.features is not None:
@@ -254,7 +256,8 @@ class Bank:
     ) -> Bank:
         """Add vectors to a bank on disk, as a further file; what is there is not touched."""
         path = self._require_path()
-        if self.manifest is not None and self.names != self.manifest.vectors:
+        parts = [name for name, home in self._homes.items() if _of_blocks(self[name], home)]
+        if self.manifest is not None and (self.names != self.manifest.vectors or parts):
             raise UsageError(
                 "BANK-NAME",
                 "vectors can be added to a whole bank only, and this is a selection from one",
@@ -315,7 +318,10 @@ class Bank:
         """Mean features of the vectors' own tasks, as the base sees them, where they are known."""
         if self.manifest is None or self.manifest.features is None:
             return {}
-        found = read_features(self._require_path(), self.manifest.features)
+        path, record = self._require_path(), self.manifest.features
+        if not (path / record.file).exists():  # others may have been written since
+            record = read_manifest(path).features or record
+        found = read_features(path, record)
         return {name: found[name] for name in self if name in found}
 
     @property
@@ -423,7 +429,9 @@ class Bank:
                 fix=f"bank['{name}'].blocks says which it has",
             )
         within = {
-            name: vector if len(cells[name]) == len(vector.blocks) else vector.within(frozenset(cells[name]))
+            name: vector
+            if len(set(cells[name])) == len(vector.blocks)
+            else vector.within(frozenset(cells[name]))
             for name, vector in self._vectors.items()
             if cells.get(name)
         }

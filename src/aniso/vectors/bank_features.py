@@ -22,7 +22,7 @@ _FORMAT = "aniso mean features"
 def write_features(directory: Path, features: Mapping[str, Tensor]) -> FileRecord:
     """One row for each vector; all have the same width."""
     for name, feature in features.items():
-        if feature.ndim != 1 or not feature.numel() or not bool(torch.isfinite(feature).all()):
+        if feature.ndim != 1 or not feature.numel() or not bool(torch.isfinite(feature.float()).all()):
             raise UsageError(
                 "BANK-FEATURES",
                 f"this is no mean feature of '{printable(name)}'",

@@ -207,8 +207,11 @@ def _dot_terms(x: Term, y: Term) -> float:
 
 
 def _dot_matrix(term: Term, matrix: Tensor) -> float:
-    rows = matrix[term.start : term.stop]
-    return float(((term.b.to(rows.dtype).T @ rows).double() * term.a.double()).sum()) * term.scale
+    total = 0.0
+    for start in range(0, matrix.shape[1], columns := max(1, _CHUNK // max(1, len(matrix)))):
+        rows = matrix[term.start : term.stop, start : start + columns].double()
+        total += float(((term.b.double().T @ rows) * term.a[:, start : start + columns].double()).sum())
+    return total * term.scale
 
 
 @final

@@ -21,8 +21,12 @@ from aniso.learn.schedule import Optimiser, Precision, Shape
 from aniso.learn.search import POINTS
 from aniso.learn.selection import Budget
 
-Method = Literal["coefficients", "weights", "search", "vector", "none"]
-"""Learn coefficients; fine-tune all weights; search one scale; add each task's own vector; change nothing."""
+Method = Literal["coefficients", "gradient-free", "weights", "search", "vector", "none"]
+"""Learn coefficients, by their gradients or from losses alone; fine-tune all weights; search one scale; add
+each task's own vector; change nothing."""
+
+COMPOSED = ("coefficients", "gradient-free")
+"""Methods that learn coefficients."""
 
 Select = Literal["random", "features", "gradient", "blockwise-gradient", "pursuit"]
 """How vectors are chosen."""
@@ -106,6 +110,8 @@ class BaseSetting(Strict, ABC):
     def _makes_sense(self) -> Self:
         if self.needs_bank and self.bank is None:
             raise ValueError(f"method '{self.method}' needs a bank")
+        if self.method == "gradient-free" and "evaluations" not in type(self).model_fields:
+            raise ValueError("learning without gradients is for few-shot and peft")
         Partition.parse(self.partition)
         self.resolved_schedule()
         return self
@@ -117,7 +123,7 @@ class BaseSetting(Strict, ABC):
 
     @property
     def needs_bank(self) -> bool:
-        return self.method in ("coefficients", "search", "vector")
+        return self.method in (*COMPOSED, "search", "vector")
 
     @property
     def selection(self) -> tuple[str, Budget] | None:
@@ -175,7 +181,7 @@ class BaseSetting(Strict, ABC):
         decisive = self.spec()
         if self.method not in ("coefficients", "weights"):
             del decisive["schedule"]  # nothing is learned
-        if self.method != "coefficients":
+        if self.method not in COMPOSED:
             del decisive["partition"]
         if decisive.get("schedule", {}).get("optimiser") == "adamw":
             del decisive["schedule"]["optimiser"]  # it was always that before it could be said
@@ -199,8 +205,18 @@ class OneTask(BaseSetting, ABC):
     budget: BudgetSaid = None
     """Vectors, or cells of each block, that are kept; or bytes, such as 200MB."""
 
+    evaluations: int = Field(default=500, ge=1)
+    """Gradient-free: passes over the pictures that are tried."""
+    parallel: int = Field(default=1, ge=1)
+    """Gradient-free: tries that are made at once, each by a process of its own."""
+
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
-    _later: ClassVar[Mapping[str, Any]] = {"select": None, "budget": None}
+    _later: ClassVar[Mapping[str, Any]] = {
+        "select": None,
+        "budget": None,
+        "evaluations": 500,
+        "parallel": 1,
+    }
 
     @model_validator(mode="after")
     def _chooses(self) -> Self:
@@ -263,7 +279,7 @@ def one_task(setting: OneTask, task: Task, part: Labelled, *notes: str) -> Job:
 
 def tested(task: Task, method: Method) -> dict[str, Labelled]:
     """What results are measured on; a task without a test split can be learned all the same."""
-    if "test" not in task.splits and method in ("coefficients", "weights", "search"):
+    if "test" not in task.splits and method in (*COMPOSED, "weights", "search"):
         return {}
     return {task.name: require_split(task, "test", "results are measured on")}
 

@@ -59,6 +59,15 @@ class FeatureSimilarity(Strategy):
                 fix="aniso bank features BANK --model MODEL --task NAME=TASK …, or another --select",
             )
         own = mean_feature(self._encoder, self._split, workers=self._workers, told=self.told)
+        other = [n for n in bank if known[n].shape != own.shape]
+        if other:
+            raise InputError(
+                "BANK-FEATURES",
+                f"the mean feature of vector '{other[0]}' is of another model",
+                expected=f"{len(own)} numbers",
+                found=f"{known[other[0]].numel()}",
+                fix="aniso bank features BANK --model MODEL, with this model",
+            )
         near = {n: float(functional.cosine_similarity(own, known[n].to(own), dim=0)) for n in bank}
         odd = [name for name, value in near.items() if not torch.isfinite(torch.tensor(value))]
         if odd:

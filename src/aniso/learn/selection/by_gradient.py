@@ -51,12 +51,12 @@ class Gradient(Strategy):
     def scores(self, bank: Bank) -> Scores:
         """dL/dlambda of every cell, with its sign."""
         known = self._remembered
-        found = {name: known.get(bank[name]) if known else None for name in bank}
+        found = {name: None if known is None else known.get(bank[name]) for name in bank}
         blocks = self.weight_gradient.blocks(bank) if None in found.values() else {}
         for i, name in enumerate(bank, 1):
             if found[name] is None:
                 own = found[name] = cell_gradients(bank[name], blocks)
-                if known:
+                if known is not None:
                     known.put(bank[name], own)
             if self.told:
                 self.told("gradients of vectors", i, len(bank))

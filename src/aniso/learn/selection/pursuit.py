@@ -35,9 +35,10 @@ class Pursuit(Gradient):
         for i, block in enumerate(blocks, 1):
             own = {name: scores[name][block] for name in bank if block in bank[name]}
             if own:
-                searches[block] = _Block(
-                    tuple(own), torch.tensor(list(own.values()), dtype=torch.float64), _gram(bank, block)
-                )
+                gram = _gram(bank, block)
+                size = gram.diagonal().clamp(min=1e-300).sqrt()  # all of length one: small ones count as much
+                gradients = torch.tensor(list(own.values()), dtype=torch.float64) / size
+                searches[block] = _Block(tuple(own), gradients, gram / size[:, None] / size)
             if self.told:
                 self.told("inner products of vectors", i, len(blocks))
         return gathered(
@@ -57,21 +58,19 @@ class Pursuit(Gradient):
     def _by_bytes(self, bank: Bank, searches: Mapping[str, _Block]) -> list[tuple[str, str]]:
         """Of all blocks' next cells the best that still fits, again and again."""
         kept, left = [], self.budget.nbytes or 0
-        open_ = dict(searches)
-        while open_:
-            found = {block: search.best() for block, search in open_.items()}
-            open_ = {block: search for block, search in open_.items() if found[block] is not None}
-            if not open_:
-                break
-            block = max(open_, key=lambda b: found[b][0])  # type: ignore[index]
-            place = found[block][1]  # type: ignore[index]
-            name = open_[block].names[place]
-            size = cell_bytes(bank, name, block)
+        found = {block: search.best() for block, search in searches.items()}
+        while any(found.values()):
+            block, (_, place) = max(
+                ((block, best) for block, best in found.items() if best), key=lambda one: one[1][0]
+            )
+            search = searches[block]
+            size = cell_bytes(bank, search.names[place], block)
             if size > left:
-                open_[block].leave(place)
-                continue
-            left -= size
-            kept.append((open_[block].take(place), block))
+                search.leave(place)
+            else:
+                left -= size
+                kept.append((search.take(place), block))
+            found[block] = search.best()  # the others' have not changed
         return kept
 
 

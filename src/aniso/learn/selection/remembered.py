@@ -5,6 +5,7 @@ Hundreds of adapters are read once, whatever interrupts it; another budget asks 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -83,5 +84,6 @@ class Remembered:
 
 
 def _key(vector: TaskVector) -> str:
-    """Content and formula; blocks that are left out have no gradients."""
-    return f"{vector.provenance.sha256} {vector.provenance.formula} {len(vector.blocks)}"
+    """Content, formula and blocks; what packing lost tells one storage from another."""
+    own = hashlib.sha256("\n".join(block.name for block in vector.blocks).encode()).hexdigest()[:16]
+    return f"{vector.provenance.sha256} {vector.provenance.formula} {vector.relative_error:.6g} {own}"

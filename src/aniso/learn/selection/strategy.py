@@ -31,7 +31,12 @@ class Budget:
         if isinstance(said, Budget):
             return said
         plain = isinstance(said, int) and not isinstance(said, bool)
-        made = cls(count=int(said)) if plain or str(said).strip().isdigit() else cls(nbytes=parse_bytes(said))
+        try:
+            words = str(said).strip()
+            counts = plain or (words.isascii() and words.isdigit())
+            made = cls(count=int(said)) if counts else cls(nbytes=parse_bytes(said))
+        except UsageError:
+            made = cls(count=0)
         if (made.count or 0) < 1 and (made.nbytes or 0) < 1:
             raise UsageError(
                 "USAGE",
@@ -101,9 +106,9 @@ class Strategy(ABC):
             raise self._too_small(bank)
         notes = []
         if self.budget.count is not None and self.budget.count > len(bank):
-            notes.append(
-                f"a budget of {self.budget} is more than the bank's {len(bank)} vectors: all are kept"
-            )
+            every = sum(map(len, kept.values())) == sum(len(bank[name].blocks) for name in bank)
+            rest = "all are kept" if every else "those that add nothing are left out"
+            notes.append(f"a budget of {self.budget} is more than the bank's {len(bank)} vectors: {rest}")
         return Choice(bank.only_cells(kept), self.kind, self.budget, found, tuple(notes))
 
     def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:

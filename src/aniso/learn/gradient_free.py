@@ -1,0 +1,239 @@
+"""Learning coefficients from losses alone: no gradient, so no more memory than a forward pass takes.
+
+An evolution strategy of nevergrad's proposes coefficients and is told their loss. Good for a few
+coefficients, of whole vectors say; for thousands it needs more tries than most can wait for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, final
+
+import numpy
+import torch
+from torch import Tensor
+
+from aniso.compose import Composition
+from aniso.data import Batches
+from aniso.errors import NumericalError, UsageError
+from aniso.learn.evaluate import evaluate
+from aniso.learn.features import encoder_of
+from aniso.learn.fit import Fit
+from aniso.learn.keep import Keep, Last
+from aniso.learn.loop import Row
+from aniso.learn.objectives import Objective, Seen, Term
+from aniso.weights.files import Told
+
+LOOKS = 10
+"""How often on the way it is measured what the best so far is worth."""
+_AT_ONCE = 64
+_STEP = 0.1  # of the first tries; coefficients that help are of this size, the bounds are far beyond
+
+
+def evolve(
+    composition: Composition,
+    objective: Objective | Term,
+    *,
+    evaluations: int = 500,
+    bound: float = 1.5,
+    parallel: int = 1,
+    keep: Keep | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    told: Told | None = None,
+    look_done: Callable[[Row], None] | None = None,
+) -> Fit:
+    """Minimise an objective over coefficients from ``-bound`` to ``bound`` with so many evaluations.
+
+    Each is a pass over all pictures, with the same views every time. ``parallel`` are proposed at once, and
+    evaluated by as many processes. ``keep`` chooses among the looks that are taken on the way, the base
+    included; what ``fit`` gives for epochs is given for looks.
+    """
+    nevergrad = _nevergrad()
+    whole = objective if isinstance(objective, Objective) else objective * 1.0
+    _require_sense(whole, evaluations, bound, parallel)
+    keep = keep or Last()
+    looks = _Looks(composition, keep, workers)
+    looks.take(0, None)
+    _tell(look_done, looks.history[-1])
+    zero = numpy.zeros(composition.values.numel())
+    space = nevergrad.p.Array(init=zero).set_bounds(-bound, bound).set_mutation(sigma=_STEP)
+    space.random_state = numpy.random.RandomState(seed % 2**32)
+    optimiser = nevergrad.optimizers.NGOpt(parametrization=space, budget=evaluations, num_workers=parallel)
+    optimiser.suggest(zero)  # the base is tried first
+    best: tuple[float, Tensor] | None = None
+    done = 0
+    with _evaluated(composition, whole, seed, parallel) as losses:
+        while done < evaluations and not looks.ended:
+            with _quiet():
+                asked = [optimiser.ask() for _ in range(min(parallel, evaluations - done))]
+            tried = [torch.from_numpy(numpy.array(each.value)).to(composition.values.dtype) for each in asked]
+            before = done
+            for each, values, loss in zip(asked, tried, losses(tried), strict=True):
+                with _quiet():
+                    optimiser.tell(each, loss)
+                done += 1
+                if best is None or loss < best[0]:
+                    best = (loss, values)
+            if told:
+                told("evaluations", done, evaluations)
+            if done * LOOKS // evaluations > before * LOOKS // evaluations and best is not None:
+                _put(composition, best[1])
+                looks.take(done, best[0])
+                _tell(look_done, looks.history[-1])
+    kept = looks.settle()
+    return Fit(tuple(looks.history), kept, composition.coefficients)
+
+
+@final
+class _Looks:
+    """What the best so far was worth at times, and the values it had."""
+
+    def __init__(self, composition: Composition, keep: Keep, workers: int) -> None:
+        self._composition = composition
+        self._keep = keep
+        self._workers = workers
+        self._values: list[Tensor] = []
+        self.history: list[Row] = []
+
+    @property
+    def ended(self) -> bool:
+        return self._keep.ends([row["accuracy"] for row in self.history])
+
+    def take(self, evaluations: int, loss: float | None) -> None:
+        values = self._composition.values.detach().clone()
+        if self._values and torch.equal(values, self._values[-1]):
+            measured = dict(self.history[-1]["accuracy"])
+        else:
+            looked = {
+                s.name: evaluate(self._composition, s, workers=self._workers) for s in self._keep.splits
+            }
+            measured = {name: found.value for name, found in looked.items()}
+        self._values.append(values)
+        self.history.append(
+            {
+                "epoch": len(self.history),
+                "evaluations": evaluations,
+                "loss": loss,
+                "accuracy": measured,
+                "kept": False,
+            }
+        )
+        kept = self._kept
+        for i, row in enumerate(self.history):
+            row["kept"] = i == kept
+
+    @property
+    def _kept(self) -> int:
+        return self._keep.choose([row["accuracy"] for row in self.history])
+
+    def settle(self) -> int:
+        _put(self._composition, self._values[self._kept])
+        return self._kept
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optimisers that nevergrad tries among others warn of budgets that are too small for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@torch.no_grad()
+def _put(composition: Composition, values: Tensor) -> None:
+    composition.values.copy_(values)
+
+
+@torch.no_grad()
+def objective_loss(composition: Composition, objective: Objective, seed: int = 0) -> float:
+    """Of the composition as it is, over all pictures."""
+    encoder = encoder_of(composition)
+    device = composition.values.device
+    total = 0.0
+    for weight, term in objective.data_terms:
+        head = encoder.class_weights(term.split.classes)
+        views = term.views(encoder.transforms)
+        for pictures in Batches(term.split, *views, size=_AT_ONCE, seed=seed):
+            own = tuple(composition(view.to(device)).float() for view in pictures.views)
+            labels = None if pictures.labels is None else pictures.labels.to(device)
+            loss = float(term.loss(Seen(own, tuple(head.logits(f) for f in own), labels)))
+            total += weight * loss * len(pictures) / len(term.split)
+    for weight, value_term in objective.value_terms:
+        total += weight * float(value_term.loss(composition.values, composition.slots))
+    if not abs(total) < float("inf"):
+        raise NumericalError(
+            "LEARN-NONFINITE", f"the loss of a try is {total}", fix="a smaller bound, or look at the pictures"
+        )
+    return total
+
+
+Losses = Callable[[Sequence[Tensor]], list[float]]
+
+
+@contextmanager
+def _evaluated(composition: Composition, objective: Objective, seed: int, parallel: int) -> Iterator[Losses]:
+    """A function that gives the losses of several tries."""
+    composition.eval()
+    if parallel == 1:
+        yield lambda tries: [_loss_at(composition, objective, seed, values) for values in tries]
+        return
+    context = multiprocessing.get_context("spawn")
+    # as bytes: torch would hand over every tensor by a file descriptor of its own
+    given = (pickle.dumps((composition, objective, seed)), max(1, torch.get_num_threads() // parallel))
+    with ProcessPoolExecutor(parallel, context, _begin, given) as pool:
+        yield lambda tries: list(pool.map(_loss_there, [values.tolist() for values in tries]))
+
+
+def _loss_at(composition: Composition, objective: Objective, seed: int, values: Tensor) -> float:
+    _put(composition, values)
+    return objective_loss(composition, objective, seed)
+
+
+_there: list[Any] = []  # of a process that evaluates: composition, objective, seed
+
+
+def _begin(given: bytes, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _there[:] = pickle.loads(given)  # noqa: S301 (written by this very run)
+
+
+def _loss_there(values: list[float]) -> float:
+    composition, objective, seed = _there
+    own = torch.tensor(values, dtype=composition.values.dtype)
+    return _loss_at(composition.eval(), objective, seed, own)
+
+
+def _require_sense(objective: Objective, evaluations: int, bound: float, parallel: int) -> None:
+    fine = evaluations >= 1 and parallel >= 1 and 0 < bound < float("inf")
+    trusting = [term.name for _, term in objective.data_terms if term.trusted_share]
+    if not fine or not objective.data_terms or trusting:
+        raise UsageError(
+            "OBJECTIVE",
+            "there is nothing to try"
+            if fine
+            else f"{evaluations} evaluations, {parallel} at once, to {bound}?",
+            found=", ".join(trusting),
+            expected="an objective with a fixed loss, evaluations and processes from 1 on, a bound above 0",
+            fix="CrossEntropy(split), evaluations=500",
+        )
+
+
+def _nevergrad() -> Any:
+    try:
+        import nevergrad
+    except ImportError:
+        raise UsageError(
+            "MODEL-LIBRARY", "learning without gradients is nevergrad's", fix="pip install 'aniso[evolve]'"
+        ) from None
+    return nevergrad
+
+
+def _tell(listener: Callable[[Row], None] | None, row: Row) -> None:
+    if listener:
+        listener(row)
