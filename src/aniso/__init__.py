@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aniso.learn import finetune as finetune
     from aniso.learn import fit as fit
     from aniso.learn import search as search
+    from aniso.learn import selection as selection
     from aniso.learn.features import features as features
     from aniso.learn.heads import LPP as LPP
     from aniso.learn.heads import LinearProbe as LinearProbe
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from aniso.vectors import Layout as Layout
     from aniso.vectors import Storage as Storage
     from aniso.vectors import TaskVector as TaskVector
+    from aniso.vectors import random_bases as random_bases
     from aniso.weights import open_weights as open_weights
 
 __version__ = "0.1.0.dev0"
@@ -54,6 +56,7 @@ _HOMES = {
     "Block": "aniso.vectors",
     "BlockSource": "aniso.vectors",
     "Storage": "aniso.vectors",
+    "random_bases": "aniso.vectors",
     "Composition": "aniso.compose",
     "Partition": "aniso.compose",
     "Coefficients": "aniso.compose",
@@ -84,10 +87,13 @@ _HOMES = {
     "load_head": "aniso.learn.heads",
     "AnisoError": "aniso.errors",
 }
-__all__ = [*_HOMES, "__version__"]
+_MODULES = {"selection": "aniso.learn.selection"}
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'aniso' has no attribute {name!r}")

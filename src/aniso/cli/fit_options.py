@@ -102,7 +102,7 @@ Evaluations = Annotated[
     int | None, typer.Option("--evaluations", help="Gradient-free: how many passes are tried; 500.")
 ]
 Parallel = Annotated[
-    int | None, typer.Option("--parallel", help="Gradient-free: tries at once, each in a process.")
+    int | None, typer.Option("--parallel", help="Gradient-free: tries that are made at once.")
 ]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]

@@ -478,7 +478,8 @@ class Work:
     def _without_labels(self, made: _Made, split: Unlabelled) -> tuple[dict[str, Any], list[str]]:
         """The same where answers themselves are looked at; labels, if there are any, are for counting."""
         how = self._how
-        before = said(self.encoder, split, workers=how.workers, told=how.told)
+        cache = FeatureCache.usual()  # the base says the same in every run
+        before = said(self.encoder, split, workers=how.workers, cache=cache, told=how.told)
         after = before
         if self.setting.method != "none":
             after = said(made.model_for(""), split, workers=how.workers, told=how.told)

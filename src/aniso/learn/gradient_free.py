@@ -6,12 +6,12 @@ coefficients, of whole vectors say; for thousands it needs more tries than most 
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, final
 
 import numpy
@@ -51,7 +51,7 @@ def evolve(
     """Minimise an objective over coefficients from ``-bound`` to ``bound`` with so many evaluations.
 
     Each is a pass over all pictures, with the same views every time. ``parallel`` are proposed at once, and
-    evaluated by as many processes. ``keep`` chooses among the looks that are taken on the way, the base
+    evaluated side by side. ``keep`` chooses among the looks that are taken on the way, the base
     included; what ``fit`` gives for epochs is given for looks.
     """
     nevergrad = _nevergrad()
@@ -183,30 +183,31 @@ def _evaluated(composition: Composition, objective: Objective, seed: int, parall
     if parallel == 1:
         yield lambda tries: [_loss_at(composition, objective, seed, values) for values in tries]
         return
-    context = multiprocessing.get_context("spawn")
-    # as bytes: torch would hand over every tensor by a file descriptor of its own
-    given = (pickle.dumps((composition, objective, seed)), max(1, torch.get_num_threads() // parallel))
-    with ProcessPoolExecutor(parallel, context, _begin, given) as pool:
-        yield lambda tries: list(pool.map(_loss_there, [values.tolist() for values in tries]))
+    # threads, not processes: torch does not hold Python's lock while it computes, and nothing has to be sent
+    before = torch.get_num_threads()
+    idle: SimpleQueue[Composition] = SimpleQueue()
+    for _ in range(parallel):
+        idle.put(copy.deepcopy(composition))
+
+    def loss(values: Tensor) -> float:
+        own = idle.get()
+        try:
+            return _loss_at(own, objective, seed, values)
+        finally:
+            idle.put(own)
+
+    try:
+        with ThreadPoolExecutor(
+            parallel, "aniso-try", torch.set_num_threads, (max(1, before // parallel),)
+        ) as pool:
+            yield lambda tries: list(pool.map(loss, tries))
+    finally:
+        torch.set_num_threads(before)
 
 
 def _loss_at(composition: Composition, objective: Objective, seed: int, values: Tensor) -> float:
     _put(composition, values)
     return objective_loss(composition, objective, seed)
-
-
-_there: list[Any] = []  # of a process that evaluates: composition, objective, seed
-
-
-def _begin(given: bytes, threads: int) -> None:
-    torch.set_num_threads(threads)
-    _there[:] = pickle.loads(given)  # noqa: S301 (written by this very run)
-
-
-def _loss_there(values: list[float]) -> float:
-    composition, objective, seed = _there
-    own = torch.tensor(values, dtype=composition.values.dtype)
-    return _loss_at(composition.eval(), objective, seed, own)
 
 
 def _require_sense(objective: Objective, evaluations: int, bound: float, parallel: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from aniso.classes import ClassList
 from aniso.data import Unlabelled
 from aniso.errors import printable
-from aniso.learn.features import encoder_of, passed
+from aniso.learn.features import FeatureCache, encoder_of, features, passed
 from aniso.weights.files import Told
 
 
@@ -57,14 +58,29 @@ class Said:
 
 
 @torch.no_grad()
-def said(model: nn.Module, split: Unlabelled, *, workers: int = 0, told: Told | None = None) -> Said:
-    """Answers by class weights from prompts."""
+def said(
+    model: nn.Module,
+    split: Unlabelled,
+    *,
+    workers: int = 0,
+    cache: FeatureCache | None = None,
+    told: Told | None = None,
+) -> Said:
+    """Answers by class weights from prompts; features are kept, or found, in a cache if there is one."""
     head = encoder_of(model).class_weights(split.classes, told=told)
     answers, sure = [], []
-    for piece in passed(model, split, workers=workers):
+    for piece in _features(model, split, workers, cache):
         best = head.logits(piece).softmax(-1).max(-1)
         answers.append(best.indices.cpu())
         sure.append(best.values.cpu())
         if told:
             told(f"answers on {split.name}", sum(map(len, answers)), len(split))
     return Said(torch.cat(answers), torch.cat(sure), split.classes)
+
+
+def _features(
+    model: nn.Module, split: Unlabelled, workers: int, cache: FeatureCache | None
+) -> Iterable[Tensor]:
+    if cache is None:
+        return passed(model, split, workers=workers)
+    return features(model, split, workers=workers, cache=cache)[0].split(256)

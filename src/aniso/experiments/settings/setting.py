@@ -208,7 +208,7 @@ class OneTask(BaseSetting, ABC):
     evaluations: int = Field(default=500, ge=1)
     """Gradient-free: passes over the pictures that are tried."""
     parallel: int = Field(default=1, ge=1)
-    """Gradient-free: tries that are made at once, each by a process of its own."""
+    """Gradient-free: tries that are made at once, each by a thread of its own."""
 
     usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
     _later: ClassVar[Mapping[str, Any]] = {
