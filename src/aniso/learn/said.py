@@ -83,4 +83,4 @@ def _features(
 ) -> Iterable[Tensor]:
     if cache is None:
         return passed(model, split, workers=workers)
-    return features(model, split, workers=workers, cache=cache)[0].split(256)
+    return [features(model, split, workers=workers, cache=cache)[0]]
