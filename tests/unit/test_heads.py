@@ -882,3 +882,24 @@ def test_among_takes_class_weights_as_well_and_hands_their_notes_on() -> None:
 def test_among_refuses_classes_that_nothing_was_learned_for(refused: Refused) -> None:
     with refused("DATA-CLASS", 3, "2 classes", "yak, zebu", "ant, bee, cat"):
         Among(learned("tip"), ("ant", "yak", "zebu"))
+
+
+@SMALL
+@given(st.integers(0, 2**16), st.integers(2, 5), st.integers(1, 4))
+def test_tip_adapters_own_gradients_are_those_of_its_loss(seed: int, classes: int, shots: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    names = tuple(map(str, range(classes)))
+    head = TipAdapter(ClassWeights(names, 3 * torch.randn(classes, 6, generator=rng)))
+    labels = torch.arange(classes).repeat(shots)
+    views = torch.randn(2, len(labels), 6, generator=rng)
+    head.remember(views, labels)
+    with torch.no_grad():
+        head.keys.add_(0.1 * torch.randn(head.keys.shape, generator=rng))
+        head.alpha.fill_(1.7)
+        head.beta.fill_(2.3)
+    loss = functional.cross_entropy(head.logits(views[0]), labels)
+    expected = torch.autograd.grad(loss, [head.keys, head.alpha, head.beta])
+    assert head._gradients(views[0], labels) == pytest.approx(float(loss), rel=1e-5)
+    for parameter, gradient in zip((head.keys, head.alpha, head.beta), expected, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)

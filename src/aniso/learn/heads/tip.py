@@ -13,7 +13,7 @@ from torch.nn import functional
 from aniso.learn.heads.head import Head
 from aniso.models import ClassWeights
 
-_ROWS = 4096  # at once, against all keys
+_ROWS = 256  # at once, against all keys: what is computed of them stays in a processor's cache
 
 
 @final
@@ -42,10 +42,14 @@ class TipAdapter(Head):
         return {"steps": self.steps, "alpha": self._scalars[0], "beta": self._scalars[1]}
 
     def logits(self, features: Tensor) -> Tensor:
-        near = functional.normalize(features, dim=-1) @ self.keys.to(features).T
-        weights = torch.exp(self.beta * (near - 1))
-        values = functional.one_hot(self.owners, len(self.names)).to(weights)
-        return self.base.logits(features) + self.alpha * (weights @ values)
+        seen = functional.normalize(features, dim=-1).flatten(0, -2)
+        weights = torch.exp(self.beta * (self.keys.to(features) @ seen.T - 1))
+        votes = self._by_class(weights).T.reshape(*features.shape[:-1], -1)
+        return self.base.logits(features) + self.alpha * votes
+
+    def _by_class(self, weights: Tensor) -> Tensor:
+        """Rows, one for each key, added up by the keys' classes; a product with labels costs far more."""
+        return weights.new_zeros(len(self.names), weights.shape[1]).index_add(0, self.owners, weights)
 
     def remember(self, features: Tensor, labels: Tensor | Sequence[int]) -> Self:
         """Fill the cache: what there is to learn is where its keys and scalars go from here."""
@@ -78,18 +82,35 @@ class TipAdapter(Head):
             falling = 0.5 * (1 + math.cos(math.pi * number / self.steps))
             for group, rate in zip(optimiser.param_groups, self.rates.values(), strict=True):
                 group["lr"] = rate * falling
-            optimiser.zero_grad(set_to_none=True)
-            with torch.enable_grad():
-                loss = self._gradients(views[number % len(views)], labels)
+            loss = self._gradients(views[number % len(views)], labels)
             optimiser.step()
             yield loss
 
+    @torch.no_grad()
     def _gradients(self, features: Tensor, labels: Tensor) -> float:
-        """Of a full batch, some rows at a time: all against all would not fit for a thousand classes."""
-        total = 0.0
+        """Of a full batch, some rows at a time: all against all would not fit for a thousand classes.
+
+        Written out, since autograd would keep, and go through, several matrices of rows by keys.
+        """
+        keys = torch.zeros_like(self.keys)
+        alpha, beta, total = (torch.zeros((), dtype=torch.float64) for _ in range(3))
         for start in range(0, len(labels), _ROWS):
             rows, wanted = features[start : start + _ROWS], labels[start : start + _ROWS]
-            loss = functional.cross_entropy(self.logits(rows), wanted) * (len(wanted) / len(labels))
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        return total
+            seen = functional.normalize(rows, dim=-1)
+            place = (wanted, torch.arange(len(wanted), device=wanted.device))
+            near = (self.keys @ seen.T).sub_(1)
+            weights = torch.mul(near, self.beta).exp_()
+            votes = self._by_class(weights)
+            logits = self.base.logits(rows).T + self.alpha * votes
+            scale = logits.logsumexp(0)
+            total += (scale - logits[place]).sum().cpu()
+            error = logits.sub_(scale).exp_()
+            error[place] -= 1
+            error /= len(labels)
+            alpha += (error * votes).sum().cpu()
+            weights.mul_(error.index_select(0, self.owners)).mul_(self.alpha)
+            beta += torch.dot(weights.flatten(), near.flatten()).cpu()
+            keys.addmm_(weights, seen, alpha=float(self.beta))
+        self.keys.grad = keys
+        self.alpha.grad, self.beta.grad = alpha.to(self.alpha), beta.to(self.beta)
+        return float(total) / len(labels)
