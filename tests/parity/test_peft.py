@@ -6,27 +6,12 @@ import pytest
 import torch
 
 import tiny
+from adapters import language_models, random_adapter
 from aniso.vectors import Bank, LowRank, TaskVector
 from aniso.vectors.block import Layout
 from aniso.weights import TensorMap, open_weights
 
 peft = pytest.importorskip("peft")
-
-
-def trained(model, path, seed=0, scale=0.05, **config):
-    """A PEFT adapter with random factors, saved; returns the weights PEFT merges it to."""
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(**config))
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if parameter.requires_grad:
-                if "magnitude" in name:
-                    parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
-                else:
-                    parameter.add_(torch.randn_like(parameter) * scale)
-    wrapped.save_pretrained(path)
-    merged = wrapped.merge_and_unload()
-    return {k: v.detach().clone() for k, v in merged.state_dict().items()}
 
 
 def state(model):
@@ -58,7 +43,7 @@ SETTINGS = {
 def test_coefficient_one_equals_peft_merge(name, tmp_path):
     model = tiny.hf_clip()
     base = state(model)
-    merged = trained(model, tmp_path / "lora", **{"target_modules": VISION, **SETTINGS[name]})
+    merged = random_adapter(model, tmp_path / "lora", **{"target_modules": VISION, **SETTINGS[name]})
     vector = TaskVector.between(base, tmp_path / "lora")
     applied = vector.apply(base)
     for key, value in merged.items():
@@ -71,7 +56,7 @@ def test_coefficient_one_equals_peft_merge(name, tmp_path):
 def test_plain_updates_stay_factored(tmp_path):
     model = tiny.hf_clip()
     base = state(model)
-    trained(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
+    random_adapter(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
     vector = TaskVector.between(base, tmp_path / "lora")
     assert all(isinstance(vector[b.name], LowRank) for b in vector.blocks)
     fused = vector["visual.transformer.resblocks.0.attn.in_proj_weight"]
@@ -89,7 +74,7 @@ def test_mixed_ranks_and_targets_share_a_bank_with_a_dense_vector(tmp_path):
             dict(r=4, lora_alpha=8, use_rslora=True, target_modules=VISION),
         )
     ):
-        merged[f"lora{i}"] = trained(tiny.hf_clip(), tmp_path / f"lora{i}", seed=i, **config)
+        merged[f"lora{i}"] = random_adapter(tiny.hf_clip(), tmp_path / f"lora{i}", seed=i, **config)
     merged["dense"] = tiny.tuned_vision(base, tiny.is_hf_vision)
     refs = {name: tmp_path / name for name in merged if name != "dense"} | {"dense": merged["dense"]}
     bank = Bank.build(base, refs, to=tmp_path / "bank")
@@ -112,7 +97,7 @@ def test_hf_adapter_on_an_open_clip_base_lands_in_the_right_third(tmp_path, spli
 
     model = tiny.hf_clip()
     base = state(model)
-    merged = trained(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
+    merged = random_adapter(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
     ours = {k: read() for k, read in renamed(TensorMap(base), "open_clip").tensors.items()}
     expected = {k: read() for k, read in renamed(TensorMap(merged), "open_clip").tensors.items()}
     blocks = BlockSource(TensorMap(ours), split=split)
@@ -125,7 +110,7 @@ def test_lora_on_torchs_own_attention_is_refused_by_name(tmp_path, refused):
     """PEFT applies one of its two updates twice, so reading the file as it is would be wrong."""
     model = tiny.open_clip_vit()
     base = state(model)
-    trained(model, tmp_path / "lora", target_modules=r"visual.*\.attn", r=4, lora_alpha=8)
+    random_adapter(model, tmp_path / "lora", target_modules=r"visual.*\.attn", r=4, lora_alpha=8)
     with refused("LORA-KIND", 3, "MultiheadAttention"):
         TaskVector.between(base, tmp_path / "lora")
 
@@ -133,7 +118,9 @@ def test_lora_on_torchs_own_attention_is_refused_by_name(tmp_path, refused):
 def test_peft_on_open_clips_mlp(tmp_path):
     model = tiny.open_clip_vit()
     base = state(model)
-    merged = trained(model, tmp_path / "lora", target_modules=r"visual.*\.(c_fc|c_proj)", r=4, lora_alpha=8)
+    merged = random_adapter(
+        model, tmp_path / "lora", target_modules=r"visual.*\.(c_fc|c_proj)", r=4, lora_alpha=8
+    )
     applied = TaskVector.between(base, tmp_path / "lora").apply(base)
     for key in base:
         assert torch.allclose(applied[key], merged[key], rtol=0, atol=1e-6), key
@@ -143,35 +130,12 @@ def test_convolution_and_projection(tmp_path):
     model = tiny.hf_clip()
     base = state(model)
     targets = ["visual_projection", "patch_embedding"]
-    merged = trained(model, tmp_path / "lora", target_modules=targets, r=4, lora_alpha=8)
+    merged = random_adapter(model, tmp_path / "lora", target_modules=targets, r=4, lora_alpha=8)
     vector = TaskVector.between(base, tmp_path / "lora")
     applied = vector.apply(base)
     assert {b.name for b in vector.blocks} == {"visual.proj", "visual.conv1.weight"}
     for key in base:
         assert torch.allclose(applied[key], merged[key], rtol=0, atol=1e-6), key
-
-
-def language_models():
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config
-    from transformers import T5ForConditionalGeneration as T5
-
-    small = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    return {
-        "gpt2": (
-            lambda: GPT2LMHeadModel(
-                GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16)
-            ),
-            dict(target_modules=["c_attn", "c_proj", "wte"], fan_in_fan_out=True),
-        ),
-        "llama": (
-            lambda: LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **small)),
-            dict(target_modules="all-linear"),
-        ),
-        "t5": (
-            lambda: T5(T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64)),
-            dict(target_modules=["q", "v", "wo"]),
-        ),
-    }
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
@@ -181,7 +145,7 @@ def test_language_models(family, tmp_path):
     model = make().eval()
     base = model.state_dict()
     plain = {k: v.clone() for k, v in base.items()}
-    merged = trained(model, tmp_path / "lora", r=4, lora_alpha=8, **config)
+    merged = random_adapter(model, tmp_path / "lora", r=4, lora_alpha=8, **config)
     model.save_pretrained(tmp_path / "unused")
     layout = Layout.of(TensorMap(plain))
     assert layout.scheme == "plain"
@@ -196,7 +160,7 @@ def test_language_models(family, tmp_path):
 def test_half_precision_factors(tmp_path):
     model = tiny.hf_clip()
     base = state(model)
-    trained(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
+    random_adapter(model, tmp_path / "lora", target_modules=VISION, r=4, lora_alpha=8)
     source = open_weights(tmp_path / "lora")
     from aniso.weights import save_safetensors
 

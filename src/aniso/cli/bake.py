@@ -22,7 +22,12 @@ def bake(
     bank: options.Bank,
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
-    to: Annotated[str, typer.Option(help="safetensors, open_clip or huggingface.")] = "safetensors",
+    to: Annotated[
+        str, typer.Option(help="safetensors, open_clip or huggingface; peft for an adapter.")
+    ] = "safetensors",
+    rank: Annotated[
+        int | None, typer.Option(help="With --to peft: at most so many ranks; all of them if not said.")
+    ] = None,
     head: Annotated[
         Path | None, typer.Option("--head", help="A head learned on this composition, to put beside it.")
     ] = None,
@@ -37,6 +42,13 @@ def bake(
     from aniso.compose import Baked, Coefficients
 
     made, opened = Coefficients.load(coefficients), options.open_bank(bank)
+    if to == "peft":
+        if head is not None or dtype is not None or activation is not None:
+            raise UsageError("USAGE", "an adapter has no head, format or activation", fix="leave these out")
+        _bake_adapter(made, opened, base, out, rank, overwrite, json)
+        return
+    if rank is not None:
+        raise UsageError("USAGE", "ranks are an adapter's", fix="--to peft")
     baked = Baked(options.base_files(base), opened, made, dtype=options.dtype(dtype))
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
     if head is not None and to == "safetensors" and beside.exists() and not overwrite:
@@ -63,6 +75,24 @@ def bake(
         show.line(
             f"wrote {beside if to == 'safetensors' else out / _HEAD}: aniso eval --head answers with it"
         )
+
+
+def _bake_adapter(
+    made: Coefficients, bank: Bank, base: str, out: Path, rank: int | None, overwrite: bool, json: bool
+) -> None:
+    from aniso.compose.composed_adapter import composed_adapter
+
+    total = sum(4 * slot.block.numel for slot in made.slots.blocks)
+    with show.progress("composing", total) as advance:
+        adapter = composed_adapter(options.base_files(base), bank, made, rank=rank, progress=advance)
+    adapter.save(out, command=show.this_command(), overwrite=overwrite)
+    ranks = adapter.ranks.values()
+    if json:
+        facts = {"layers": len(adapter.ranks), "ranks": adapter.ranks, "error": adapter.error}
+        show.as_json({"out": str(out), "to": "peft", "coefficients": len(made), **facts})
+        return
+    lost = f", {adapter.error:.2%} of the change is lost" if rank is not None else ", nothing is lost"
+    show.line(f"wrote {out}: {len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}{lost}")
 
 
 def _carried_over(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:

@@ -172,11 +172,20 @@ def _names(source: WeightSource, scheme: str) -> Names:
 
 
 def tied_names(source: WeightSource) -> dict[str, str]:
-    """Every name of a tied tensor to the one its block has: the first by the alphabet."""
+    """Every name of a tied tensor to the one its block has.
+
+    That is an embedding's, the shortest, if it is one: the name that is left where transformers writes a
+    model, so that files and the model itself agree. Otherwise it is the first by the alphabet.
+    """
     groups: dict[str, list[str]] = {}
     for name, other in source.aliases.items():
         groups.setdefault(other, [other]).append(name)
-    return {name: min(names) for names in groups.values() for name in names}
+    return {name: _first(names) for names in groups.values() for name in names}
+
+
+def _first(names: list[str]) -> str:
+    embedding = [name for name in names if _KINDS[0][0].search(name)]
+    return min(embedding, key=lambda name: (len(name), name)) if embedding else min(names)
 
 
 class _Builder:
