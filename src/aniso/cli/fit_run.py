@@ -12,12 +12,13 @@ from aniso.cli.fit_options import HOW, SCHEDULE
 from aniso.compose import Runtime
 from aniso.compose.runtime import show_bytes
 from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.outcome import Circumstances
 from aniso.experiments.record import Clock, record
 from aniso.experiments.run_directory import TENSORBOARD, RunDirectory
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
-from aniso.experiments.work import Circumstances, Work
+from aniso.experiments.work import Work
 from aniso.learn.board import Board
 from aniso.weights.files import RawFile
 

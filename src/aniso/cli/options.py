@@ -67,7 +67,7 @@ def bad_images(text: str) -> OnBad:
 
 def open_bank(name: str | Path) -> BankType:
     """A bank by its directory, or one of those that come with the package by name."""
-    from aniso.experiments.work import open_bank
+    from aniso.experiments.banks import open_bank
 
     return open_bank(name)
 

@@ -15,9 +15,11 @@ from typing import final
 import torch
 
 from aniso.errors import AnisoError, InputError, StoppedError
+from aniso.experiments.banks import coefficients_file
+from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.record import Clock, record, write
 from aniso.experiments.spec import Cell
-from aniso.experiments.work import Circumstances, Outcome, Work, coefficients_file
+from aniso.experiments.work import Work
 from aniso.weights.atomic import disk, make_directory, write_text
 
 FAILED = ".failed.json"

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from aniso.experiments.outcome import Outcome
+from aniso.experiments.scores import summary
 from aniso.experiments.settings import BaseSetting
-from aniso.experiments.work import Outcome, summary
 from aniso.weights.atomic import write_text
 
 SCHEMA = 1

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, final
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.outcome import Outcome
 from aniso.experiments.record import write
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.strict_yaml import as_yaml, read_yaml
-from aniso.experiments.work import Outcome
 from aniso.learn.fit import METRICS
 from aniso.learn.state import States, differences
 from aniso.weights import save_safetensors

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan, Runtime
+from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan
 from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.experiments.banks import coefficients_file, open_bank, random_bank
 from aniso.experiments.choosing import strategy_of
+from aniso.experiments.outcome import Circumstances, Outcome
+from aniso.experiments.scores import score
 from aniso.experiments.settings import BaseSetting, Job
 from aniso.experiments.settings.setting import COMPOSED, OneTask
 from aniso.learn import Best, Keep, Objective, Trained, fit, search
@@ -24,75 +25,17 @@ from aniso.learn.features import FeatureCache, features, identity
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.gradient_free import evolve
 from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
-from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter, adapter
-from aniso.learn.measures import by_depth, by_kind, five_numbers
 from aniso.learn.passes import Passes
 from aniso.learn.said import Said, said
 from aniso.learn.selection import Choice
-from aniso.models import ClassWeights, Encoder, load_model, mini_bank
+from aniso.models import ClassWeights, Encoder, load_model
 from aniso.vectors import Bank, random_bases
 from aniso.weights import TensorMap
-from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash
 
 VIEWS = 10
 """Of every shot, for a head to learn from."""
-
-
-@final
-@dataclass(frozen=True)
-class Circumstances:
-    """How work is carried out; the result does not depend on it."""
-
-    data: Path | None = None
-    """Where data sets lie, and what tasks that begin with ./ are below."""
-    workers: int = 0
-    device: str | None = None
-    """The graphics card if there is one, unless said otherwise."""
-    runtime: Runtime = field(default_factory=Runtime)
-    directory: Path | None = None
-    """For states to go on from."""
-    resume: bool = False
-    allow_env_change: bool = False
-    told: Told | None = None
-    epoch_done: Callable[[Row], None] | None = None
-    coefficients: Path | None = None
-    """Where coefficients are kept that the same settings without a head have come to."""
-
-
-@final
-@dataclass(frozen=True)
-class Outcome:
-    """What came out."""
-
-    metrics: dict[str, Any]
-    inputs: dict[str, Any]
-    names: dict[str, str]
-    """What tasks are called that the setting gives by their place."""
-    coefficients: Coefficients | None = None
-    weights: TensorMap | None = None
-    """All of the model's weights, if they were trained."""
-    adapter: Adapter | None = None
-    """What was trained in their place."""
-    head: Head | None = None
-    head_of: Mapping[str, str] = field(default_factory=dict)
-    """What the head's features come from."""
-    device: str = "cpu"
-    notes: tuple[str, ...] = ()
-
-
-def open_bank(name: str | Path) -> Bank:
-    """A bank by its directory, or one of those that come with the package by name."""
-    if not Path(name).exists() and str(name).split("-")[0] == "mini":
-        return Bank.open(mini_bank(str(name)))
-    return Bank.open(name)
-
-
-def random_bank(name: str) -> int | None:
-    """How many vectors ``random:15`` means."""
-    found = re.fullmatch(r"random:([0-9]{1,9})", name)
-    return int(found[1]) if found else None
 
 
 @final
@@ -108,11 +51,6 @@ class _Made:
     adapter: Adapter | None = None
     head: Head | None = None
     notes: tuple[str, ...] = ()
-
-
-def coefficients_file(setting: BaseSetting) -> str:
-    """What coefficients of a setting are kept as, the same with and without a head learned afterwards."""
-    return f"{(setting if setting.is_joint else setting.headless()).id[:16]}.safetensors"
 
 
 @final
@@ -412,7 +350,7 @@ class Work:
     def _online(self, told: Tensor) -> dict[str, Any]:
         """What was said before anything was learned from it: scores, or counts where there are no labels."""
         if self.job.tests:
-            return {name: _score(split, told) for name, split in self.job.tests.items()}
+            return {name: score(split, told) for name, split in self.job.tests.items()}
         assert self.job.unlabelled is not None
         split = self.job.unlabelled
         return {split.name: {"counts": Said(told, torch.ones(len(told)), split.classes).counts}}
@@ -457,14 +395,14 @@ class Work:
         head: Classifier = made.head or self._class_weights()
         model = made.model_for(self._name)
         return {
-            name: _score(split, self._answers(model, split, Among(head, split.classes.names)))
+            name: score(split, self._answers(model, split, Among(head, split.classes.names)))
             for name, split in self.job.out_of_domain.items()
         }
 
     def _with_labels(self, made: _Made) -> tuple[dict[str, Any], list[str]]:
         """Metrics, and doubts about them."""
         measured = self._measured(made.model_for, made.head)
-        metrics: dict[str, Any] = {"accuracy": {name: _score(*one) for name, one in measured.items()}}
+        metrics: dict[str, Any] = {"accuracy": {name: score(*one) for name, one in measured.items()}}
         if self.job.out_of_domain:
             metrics["out_of_domain"] = self._elsewhere(made)
         if self.job.own_vectors and self.setting.method not in ("none", "vector"):
@@ -484,7 +422,7 @@ class Work:
         if self.setting.method != "none":
             after = said(made.model_for(""), split, workers=how.workers, told=how.told)
         tests = self.job.tests.items()
-        metrics: dict[str, Any] = {"accuracy": {n: _score(test, after.answers) for n, test in tests}}
+        metrics: dict[str, Any] = {"accuracy": {n: score(test, after.answers) for n, test in tests}}
         metrics["answers"] = after.since(before)
         if self.setting.compare and self.setting.method != "none":
             metrics["zero_shot"] = {n: accuracy(before.answers, test).value for n, test in tests}
@@ -530,33 +468,9 @@ class Work:
         return inputs
 
 
-def summary(coefficients: Coefficients) -> dict[str, dict[str, list[float]]]:
-    """Least, quartiles and most of the coefficients by kind of block and by layer."""
-    groups = {"kind": by_kind(coefficients), "depth": by_depth(coefficients)}
-    return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
-
-
-def _score(split: Labelled, told: Tensor) -> dict[str, Any]:
-    found = accuracy(told, split)
-    return {
-        "correct": found.correct,
-        "total": found.total,
-        "accuracy": found.value,
-        "per_class_accuracy": found.per_class,
-        "interval": list(found.interval),
-        "right": _bits(told == torch.tensor(split.labels)),
-    }
-
-
 def _labels(split: Labelled) -> Tensor:
     return torch.tensor(split.labels)
 
 
 def _sizes(splits: Mapping[str, Labelled]) -> dict[str, int]:
     return {name: len(split) for name, split in splits.items()}
-
-
-def _bits(right: Tensor) -> str:
-    """A bit for every picture, the first one lowest, as hexadecimal."""
-    number = sum(1 << i for i, good in enumerate(right.tolist()) if good)
-    return f"{number:0{-(-len(right) // 4)}x}"
