@@ -53,6 +53,10 @@ class Metrics(_Part):
     zero_shot: dict[str, Share] = Field(default_factory=dict)
     reference: dict[str, Share] | None = None
     out_of_domain: dict[str, Score] = Field(default_factory=dict)
+    online: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Of an online run: what was right of the answers given on the way."""
+    answers: dict[str, Any] = Field(default_factory=dict)
+    """Of a run without labels: how often answers are those of zero-shot, how sure they are, their counts."""
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None

@@ -394,6 +394,8 @@ def table(records: Iterable[Record]) -> Table:
         return _addition(found)
     if found.setting == "negation":
         return _negation(found)
+    if found.setting == "test-time":
+        return _test_time(found)
     rows = ((row.name, *(found.cell(row, column) for column in found.columns)) for row in found.rows)
     title = f"{found.name}: mean test accuracy over {found.count}, %"
     return Table(title, ("method", *(c.name for c in found.columns)), tuple(rows), found.caveats())
@@ -437,6 +439,38 @@ def _negation(found: Results) -> Table:
     columns = ("method", "target (lower is better)", "control", f"control at {KEPT:.0%} or more")
     meaning = f"last column: runs that kept the control task at {KEPT:.0%} of its zero-shot accuracy, on test"
     return Table(title, columns, tuple(rows), (meaning, *unknown, *found.caveats()))
+
+
+def _test_time(found: Results) -> Table:
+    (accuracy,) = found.columns
+    online = any(record.metrics.online for row in found.rows for record in row.records)
+    rows = (
+        (row.name, found.cell(row, accuracy), *((_on_the_way(row),) if online else ()), _agreement(row))
+        for row in found.rows
+    )
+    columns = ("method", "accuracy", *(("answered on the way",) if online else ()), "same as zero-shot")
+    meaning = ["same as zero-shot: answers that did not change, per cent"]
+    if online:
+        meaning.append("answered on the way: by online runs, before anything was learned from a picture")
+    title = f"{found.name}: mean test accuracy over {found.count}, %"
+    return Table(title, columns, tuple(rows), (*meaning, *found.caveats()))
+
+
+def _on_the_way(row: Row) -> Cell:
+    """Mean over tasks, then over seeds."""
+    seeds: dict[int, list[float]] = defaultdict(list)
+    for record in row.records:
+        for scored in record.metrics.online.values():
+            if isinstance(scored.get("accuracy"), float):
+                seeds[record.seed].append(100 * scored["accuracy"])
+    means = [fmean(shares) for shares in seeds.values()]
+    return Estimate(fmean(means), standard_error(means)) if means else None
+
+
+def _agreement(row: Row) -> Cell:
+    known = [record.metrics.answers.get("agreement") for record in row.records]
+    shares = [share for share in known if isinstance(share, float)]
+    return Estimate(100 * fmean(shares)) if shares and not row.fixed else None
 
 
 def _keeps(record: Record) -> bool | None:
