@@ -48,6 +48,7 @@ def raw(setting="few-shot", label="learned", accuracy=None, **changes):
         "peft": {"task": first, "fraction": 0.25},
         "addition": {"tasks": list(accuracy)},
         "negation": {"target": first, "control": "guard"},
+        "test-time": {"task": first},
     }[setting]
     parts = {
         "schema": 1,
@@ -533,3 +534,26 @@ def test_zero_shot_accuracies_are_those_of_the_record_that_has_them():
     made = table([*without, *zero])
     (row,) = [row for row in made.rows if row[0] == "zero-shot"]
     assert [cell.mean for cell in row[1:]] == [25.0, 25.0]
+
+
+# test time
+
+
+def adapted(seed, accuracy, agreement, online=None, label="learned"):
+    made = raw("test-time", label, {"cars": accuracy}, seed=seed)
+    made["metrics"]["answers"] = {"agreement": agreement}
+    if online is not None:
+        made["metrics"]["online"] = {"cars": score(online)}
+    return Record.model_validate_json(json.dumps(made))
+
+
+def test_runs_without_labels_say_what_changed_and_what_was_answered_on_the_way():
+    runs = [adapted(0, 0.5, 0.75, online=0.25), adapted(1, 0.7, 0.25, online=0.75)]
+    other = [adapted(seed, 0.4, 0.5, label="offline") for seed in (0, 1)]
+    made = table([*runs, *other])
+    assert made.columns == ("method", "accuracy", "answered on the way", "same as zero-shot")
+    accuracy, way, same = row(made, "learned")
+    assert (accuracy.mean, same.mean, way.mean) == pytest.approx((60.0, 50.0, 50.0))
+    assert way.error == pytest.approx(25.0)
+    assert row(made, "offline")[1] is None
+    assert "answered on the way" not in table(other).columns
