@@ -275,3 +275,14 @@ def test_two_variants_that_are_the_same_are_an_error(aniso, experiment):
     ran = aniso(*experiment, "--dry-run", "--set", "variants=[{label: a}, {label: b}]")
     assert ran.code == 2
     assert "'a' and 'b' are the same" in ran.err
+
+
+def test_a_lora_is_a_baseline_of_few_shots_too(aniso, done, shelf, tmp_path):
+    given = shelf.few_shot("--method", "weights", "--lora", 2, "--epochs", 1, "--batch", 4)
+    record = done(*given, "-o", tmp_path / "run")
+    assert record["spec"]["lora"] == 2 and record["spec"]["schedule"]["lr"] == 1e-3
+    assert (tmp_path / "run" / "adapter" / "adapter_config.json").exists()
+    refused = aniso(*shelf.few_shot("--lora", 2))
+    assert refused.code == 2 and "method weights" in refused.err
+    targets = aniso("finetune", *shelf.base[:2], "--task", shelf.data / "cars", "--targets", "mlp")
+    assert targets.code == 2 and "lora" in targets.err

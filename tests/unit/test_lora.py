@@ -49,6 +49,15 @@ def test_only_factors_of_the_image_encoders_matrices_are_trained(encoder):
     assert layers == {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
 
 
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [("attention", {"q_proj", "k_proj", "v_proj", "out_proj"}), ("mlp", {"fc1", "fc2"})],
+)
+def test_layers_can_be_named(encoder, which, expected):
+    names = adapter(encoder, 2, layers=which).trained.tensors
+    assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names} == expected
+
+
 def test_the_saved_adapter_gives_the_trained_model_back_and_stays_low_rank(encoder, task, made):
     one, place = made
     bank = Bank.build(encoder, {"lora": place}, allow_distant=True)

@@ -111,6 +111,12 @@ Control = Annotated[str, typer.Option(help="The task to keep.")]
 Floor = Annotated[float | None, typer.Option(help="Share of its accuracy that the control keeps; 0.95.")]
 
 Lora = Annotated[int | None, typer.Option("--lora", help="Train a LoRA of this rank.", min=1)]
+LoraTargets = Annotated[
+    str | None, typer.Option("--targets", help="The LoRA's layers: attention, mlp, both.")
+]
+LoraInPlace = Annotated[
+    int | None, typer.Option("--lora", help="With --method weights: train a LoRA of this rank.", min=1)
+]
 
 # keys of its schedule
 

@@ -153,7 +153,7 @@ class Work:
         elif self.setting.method == "weights":
             rank = self.setting.rank
             whole = sum(block.numel for block in self.encoder.layout.blocks)
-            facts["trainable"] = whole if rank is None else adapter(self.encoder, rank).trained.count
+            facts["trainable"] = whole if rank is None else self._adapter(rank).trained.count
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
             terms = [term for _, term in job.objective.data_terms]
             facts["learned_from"] = {term.split.name: len(term.split) for term in terms}
@@ -276,8 +276,11 @@ class Work:
         tuned = tuned_weights(self.encoder, trained)
         return _Made(lambda name: trained.model, facts, weights=tuned, notes=notes)
 
+    def _adapter(self, rank: int) -> Adapter:
+        return adapter(self.encoder, rank, layers=self.setting.lora_layers, seed=self.setting.seed)
+
     def _adapted(self, rank: int) -> _Made:
-        made = adapter(self.encoder, rank, seed=self.setting.seed)
+        made = self._adapter(rank)
         facts, notes = self._learn(made.trained)
         return _Made(lambda name: made.trained.model, facts, adapter=made, notes=notes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,23 @@ class Adapter:
             self._wrapped.save_pretrained(place, save_embedding_layers=False)  # else it asks the network
 
 
-def adapter(encoder: Encoder, rank: int, *, alpha: int = ALPHA, seed: int = 0) -> Adapter:
+Layers = Literal["attention", "mlp", "both"]
+_KINDS: dict[Layers, tuple[Kind, ...]] = {
+    "attention": (Kind.ATTENTION,),
+    "mlp": (Kind.MLP,),
+    "both": (Kind.ATTENTION, Kind.MLP),
+}
+
+
+def adapter(
+    encoder: Encoder, rank: int, *, layers: Layers = "both", alpha: int = ALPHA, seed: int = 0
+) -> Adapter:
     """An adapter that changes nothing yet, on a copy of the encoder."""
     peft = _peft()
     if rank < 1:
         raise UsageError("USAGE", f"a LoRA cannot have rank {rank}", expected="1 or more", fix="--lora 16")
     own = copy.deepcopy(encoder)
-    targets = _targets(own)
+    targets = _targets(own, layers)
     with torch.random.fork_rng([]):
         torch.manual_seed(draw.number("lora", seed))  # PEFT draws the first factors from torch's own chance
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
@@ -49,15 +59,15 @@ def adapter(encoder: Encoder, rank: int, *, alpha: int = ALPHA, seed: int = 0) -
     wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # and not a place on this disk
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
     own_words = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
+    own_words |= {} if layers == "both" else {"layers": layers}
     identity = {**encoder_identity(encoder), **own_words}
     return Adapter(Trained(own, tensors, identity), wrapped)
 
 
-def _targets(encoder: Encoder) -> list[str]:
+def _targets(encoder: Encoder, layers: Layers) -> list[str]:
     """The image encoder's attention and MLP layers, by name."""
     modules = dict(encoder._network.named_modules())
-    kinds = (Kind.ATTENTION, Kind.MLP)
-    keys = [part.key for b in encoder.layout.blocks if b.kind in kinds for part in b.parts]
+    keys = [part.key for b in encoder.layout.blocks if b.kind in _KINDS[layers] for part in b.parts]
     names = dict.fromkeys(key.removesuffix(".weight") for key in keys)
     if not names or not all(isinstance(modules.get(name), nn.Linear) for name in names):
         raise UsageError(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from aniso.data.card import known_card, known_tasks
-from aniso.experiments.settings.setting import BaseSetting, Job, Method, Tasks, require_split, tested
+from aniso.experiments.settings.setting import (
+    LORA,
+    BaseSetting,
+    Job,
+    Method,
+    Tasks,
+    require_split,
+    tested,
+)
 from aniso.learn import CrossEntropy, Last, Schedule
-
-_LORA = Schedule(epochs=10, lr=1e-3)
+from aniso.learn.lora import Layers
 
 
 class FineTune(BaseSetting):
@@ -22,8 +30,11 @@ class FineTune(BaseSetting):
     method: Method = "weights"
     lora: int | None = Field(default=None, ge=1)
     """The rank, if adapters are to be trained."""
+    targets: Layers = "both"
+    """Layers that adapters are trained for."""
 
     usual: ClassVar[Schedule] = BaseSetting.usual_weights
+    _later: ClassVar[Mapping[str, Any]] = {"targets": "both"}
 
     @model_validator(mode="after")
     def _trains_weights(self) -> Self:
@@ -31,14 +42,20 @@ class FineTune(BaseSetting):
             raise ValueError("fine-tuning trains weights: leave method out")
         if self.lora is not None and self.linearised:
             raise ValueError("a LoRA is trained on the model itself, not on its linearisation")
+        if self.targets != "both" and self.lora is None:
+            raise ValueError("targets are a LoRA's: add lora, its rank")
         return self
 
     @property
     def rank(self) -> int | None:
         return self.lora
 
+    @property
+    def lora_layers(self) -> Layers:
+        return self.targets
+
     def resolved_schedule(self) -> Schedule:
-        usual = _LORA if self.lora is not None else self.usual
+        usual = LORA if self.lora is not None else self.usual
         epochs = known_card(self.task).epochs if self.task in known_tasks() else None
         given = {k: v for k, v in self.schedule.model_dump().items() if v is not None}
         return replace(usual, **({"epochs": epochs} if epochs else {}) | given)

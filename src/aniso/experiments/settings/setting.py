@@ -17,6 +17,7 @@ from aniso.data import Labelled, Task, Unlabelled
 from aniso.errors import InputError, UsageError, printable
 from aniso.learn import Best, CrossEntropy, Keep, Last, Objective, Schedule
 from aniso.learn.finetune import PAPER
+from aniso.learn.lora import Layers
 from aniso.learn.schedule import Optimiser, Precision, Shape
 from aniso.learn.search import POINTS
 from aniso.learn.selection import Budget
@@ -35,6 +36,9 @@ BudgetSaid = Annotated[
     int | str | None, BeforeValidator(lambda x: int(x) if isinstance(x, str) and x.strip().isdigit() else x)
 ]
 """As ``selection.Budget`` takes it; 5 and "5" are the same."""
+
+LORA = Schedule(epochs=10, lr=1e-3)
+"""The paper's recipe for LoRAs."""
 
 Tasks = Callable[[str], Task]
 """Finds a task by what a spec calls it."""
@@ -122,6 +126,11 @@ class BaseSetting(Strict, ABC):
         return None
 
     @property
+    def lora_layers(self) -> Layers:
+        """Those that the LoRA is for."""
+        return "both"
+
+    @property
     def needs_bank(self) -> bool:
         return self.method in (*COMPOSED, "search", "vector")
 
@@ -205,6 +214,8 @@ class OneTask(BaseSetting, ABC):
     budget: BudgetSaid = None
     """Vectors, or cells of each block, that are kept; or bytes, such as 200MB."""
 
+    lora: int | None = Field(default=None, ge=1)
+    """With method weights: the rank of a LoRA that is trained in the place of all weights."""
     evaluations: int = Field(default=500, ge=1)
     """Gradient-free: passes over the pictures that are tried."""
     parallel: int = Field(default=1, ge=1)
@@ -216,11 +227,23 @@ class OneTask(BaseSetting, ABC):
         "budget": None,
         "evaluations": 500,
         "parallel": 1,
+        "lora": None,
     }
 
     @model_validator(mode="after")
     def _chooses(self) -> Self:
+        if self.lora is not None and (self.method != "weights" or self.linearised):
+            raise ValueError("a LoRA is trained with method weights, on the model itself")
         return chooses(self, self.select, self.budget)
+
+    @property
+    def rank(self) -> int | None:
+        return self.lora
+
+    def resolved_schedule(self) -> Schedule:
+        found = super().resolved_schedule()
+        said = self.schedule.lr is not None or self.lora is None
+        return found if said else replace(found, lr=LORA.lr)
 
     @property
     def selection(self) -> tuple[str, Budget] | None:
