@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -691,15 +692,19 @@ def test_what_was_learned_without_gradients_is_printed(
     assert "wrote " in ran.out and "coefficients.safetensors" in ran.out
 
 
-@pytest.mark.xfail(strict=True, reason="scipy's threads warn between the times that warnings are ignored")
+@pytest.mark.xfail(strict=True, reason="scipy warns in a thread, where nobody has said to ignore it")
 def test_nothing_is_said_of_the_optimisers_own_worries(aniso: Aniso, shelf: runs.Shelf) -> None:
-    import warnings
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ran = aniso(*shelf.few_shot("--method", "gradient-free", *SMALL, "--json"))
     assert ran.code == 0, ran.err
-    assert not [str(w.message) for w in caught if "site-packages" in w.filename and "scipy" in w.filename]
+    assert not [str(one.message) for one in caught if "scipy" in one.filename]
+
+
+@pytest.mark.xfail(strict=True, reason="a model within NGOpt does not get on with numpy 2.4")
+def test_as_many_tries_as_are_usual_can_be_made(done: Done, shelf: runs.Shelf) -> None:
+    given = ("--method", "gradient-free", "--partition", "whole", "--evaluations", 60, "--parallel", 2)
+    assert done(*shelf.few_shot(*given))["metrics"]["evaluations"] == 60
 
 
 def test_what_is_chosen_can_be_learned_without_gradients_from_a_share_of_pictures(
@@ -710,7 +715,7 @@ def test_what_is_chosen_can_be_learned_without_gradients_from_a_share_of_picture
     assert made["metrics"]["trainable"] == 2 and made["metrics"]["evaluations"] == 4
 
 
-def test_tries_are_made_by_several_processes(done: Done, shelf: runs.Shelf, tmp_path: Path) -> None:
+def test_several_tries_are_made_at_once(done: Done, shelf: runs.Shelf, tmp_path: Path) -> None:
     given = ("--method", "gradient-free", "--evaluations", 3, "--partition", "whole", "--parallel", 2)
     made = done(*shelf.few_shot(*given, "-o", tmp_path / "run"))
     assert [row["evaluations"] for row in made["metrics"]["history"]] == [0, 2, 3]
@@ -718,15 +723,9 @@ def test_tries_are_made_by_several_processes(done: Done, shelf: runs.Shelf, tmp_
     assert Coefficients.load(tmp_path / "run" / "coefficients.safetensors").vectors == OTHERS
 
 
-@pytest.mark.xfail(strict=True, reason="it is said too late, and to whom names a bank on the command line")
-def test_a_bank_that_is_nowhere_is_tried_by_one_process(
-    aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
-) -> None:
-    given = ("--bank", "random:2", "--method", "gradient-free", *SMALL)
-    ran = aniso(*shelf.few_shot(*given, "--parallel", 2, "-o", tmp_path / "run"))
-    assert ran.code == 2 and "--parallel" in ran.err and "epoch 0" not in ran.err, ran.err
-    assert not (tmp_path / "run").exists()
-    assert aniso(*shelf.few_shot(*given, "--json")).code == 0
+def test_vectors_that_nobody_trained_are_tried_at_once_too(done: Done, shelf: runs.Shelf) -> None:
+    given = ("--bank", "random:2", "--method", "gradient-free", *SMALL, "--parallel", 2)
+    assert done(*shelf.few_shot(*given))["metrics"]["trainable"] == 2
 
 
 # experiments

@@ -33,7 +33,9 @@ def select(
         int | None, typer.Option(help="Pictures of each class to choose by; all.", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the smaller bank there.")] = None,
-    storage: options.Storage = "fp32",
+    storage: Annotated[
+        str | None, typer.Option(help="Of that bank; as it is in the one chosen from.")
+    ] = None,
     gradients: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +78,7 @@ def select(
     if out is not None:
         total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
         with show.progress("writing", total) as advance:
-            chosen.bank.save(out, storage=storage, overwrite=overwrite, progress=advance)
+            chosen.bank.save(out, storage=storage or opened.storage, overwrite=overwrite, progress=advance)
     _print(chosen, len(opened), out, json)
 
 
