@@ -19,7 +19,7 @@ from aniso.compose import Coefficients
 from aniso.data import load_task
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml
-from aniso.learn import CrossEntropy, evaluate, gradient, selection
+from aniso.learn import CrossEntropy, gradient, selection
 from aniso.learn.selection import by_gradient
 from aniso.models import load_model
 from aniso.vectors import Bank, TaskVector
@@ -208,7 +208,6 @@ def test_more_than_there_is_keeps_everything_and_says_so(aniso: Aniso, shelf: ru
     assert f"{BLOCKS}/{BLOCKS}" in ran.out
 
 
-@pytest.mark.xfail(strict=True, reason="with --json a choice's notes are lost")
 def test_what_is_worth_knowing_of_a_choice_is_said_beside_data_too(aniso: Aniso, shelf: runs.Shelf) -> None:
     ran = aniso(*select(shelf, "--budget", 9, "--json"))
     assert ran.code == 0 and "a budget of 9 is more than the bank's 3 vectors" in ran.err
@@ -432,10 +431,6 @@ def test_what_was_learned_of_some_cells_measures_the_same_on_the_whole_bank(
     assert ran.code == 0, ran.err
     (again,) = done("eval", shelf.model, "--weights", baked, *photos)
     assert (again["correct"], again["total"]) == (accuracy["correct"], accuracy["total"])
-    # on pictures of more kinds than the test has, answer by answer
-    split = load_task(shelf.data / "cars").train
-    expected = evaluate(load_model(shelf.model, baked), split).correct
-    assert expected != evaluate(load_model(shelf.model), split).correct or expected == len(split) // 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -450,7 +445,6 @@ def test_every_strategy_can_be_learned_with_and_planned_for(
     assert made["inputs"]["vectors"] == plan["vectors"] == list(plan["selection"]["vectors"])
 
 
-@pytest.mark.xfail(strict=True, reason="a plan's selection is printed as if it counted pictures")
 def test_a_plan_with_a_choice_is_printed(aniso: Aniso, shelf: runs.Shelf) -> None:
     ran = aniso(*shelf.few_shot("--select", "blockwise-gradient", "--budget", 2, "--plan"))
     assert ran.code == 0, ran.err
@@ -555,7 +549,6 @@ def test_what_is_there_is_not_replaced_unless_asked_for(
     assert ran.code == 2 and "OUT-EXISTS" in ran.err and (mine / "thesis.txt").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="-o and --storage are looked at when everything has been computed")
 @pytest.mark.parametrize("more", [(), ("--storage", "int3")], ids=["there already", "no such storage"])
 def test_what_would_fail_in_the_end_fails_before_anything_is_computed(
     aniso: Aniso, shelf: runs.Shelf, tmp_path: Path, more: tuple[str, ...]
@@ -649,6 +642,13 @@ def test_vectors_that_nobody_trained_are_drawn_by_the_seed(
     files = [(tmp_path / name / "coefficients.safetensors").read_bytes() for name in "abc"]
     assert files[0] == files[1] != files[2]
     assert one["metrics"]["trainable"] == 3 * BLOCKS
+    learned = ("--coefficients", tmp_path / "c" / "coefficients.safetensors", "--task", shelf.data / "photos")
+    again = done("eval", shelf.model, "--bank", "random:3:1", *learned)
+    assert [row["accuracy"] for row in again] == [
+        v["accuracy"] for v in other["metrics"]["accuracy"].values()
+    ]
+    refused = aniso("eval", shelf.model, "--bank", "random:3", *learned)  # of another seed
+    assert refused.code == 3 and "COEF-BANK" in refused.err
 
 
 def test_of_vectors_that_nobody_trained_some_may_be_chosen(done: Done, shelf: runs.Shelf) -> None:
@@ -682,7 +682,6 @@ def test_coefficients_are_learned_without_gradients(done: Done, shelf: runs.Shel
     assert again["correct"] == metrics["accuracy"]["photos"]["correct"]
 
 
-@pytest.mark.xfail(strict=True, reason="results of learning without gradients cannot be printed")
 def test_what_was_learned_without_gradients_is_printed(
     aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
 ) -> None:
@@ -692,7 +691,6 @@ def test_what_was_learned_without_gradients_is_printed(
     assert "wrote " in ran.out and "coefficients.safetensors" in ran.out
 
 
-@pytest.mark.xfail(strict=True, reason="scipy warns in a thread, where nobody has said to ignore it")
 def test_nothing_is_said_of_the_optimisers_own_worries(aniso: Aniso, shelf: runs.Shelf) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -701,7 +699,6 @@ def test_nothing_is_said_of_the_optimisers_own_worries(aniso: Aniso, shelf: runs
     assert not [str(one.message) for one in caught if "scipy" in one.filename]
 
 
-@pytest.mark.xfail(strict=True, reason="a model within NGOpt does not get on with numpy 2.4")
 def test_as_many_tries_as_are_usual_can_be_made(done: Done, shelf: runs.Shelf) -> None:
     given = ("--method", "gradient-free", "--partition", "whole", "--evaluations", 60, "--parallel", 2)
     assert done(*shelf.few_shot(*given))["metrics"]["evaluations"] == 60

@@ -41,7 +41,7 @@ def bake(
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
     from aniso.compose import Baked, Coefficients
 
-    made, opened = Coefficients.load(coefficients), options.open_bank(bank)
+    made, opened = Coefficients.load(coefficients), options.open_bank(bank, options.base_files(base))
     if to == "peft":
         if head is not None or dtype is not None or activation is not None:
             raise UsageError("USAGE", "an adapter has no head, format or activation", fix="leave these out")

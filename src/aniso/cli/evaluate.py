@@ -118,7 +118,7 @@ def _subject(
     from aniso.compose import Coefficients, Composition, Linearised, Partition
     from aniso.weights.fingerprint import tensor_hash
 
-    opened = options.open_bank(bank)
+    opened = options.open_bank(bank, encoder.weight_source())
     base: Any = Linearised(encoder) if linearised else encoder
     if coefficients is not None:
         learned = Coefficients.load(coefficients)

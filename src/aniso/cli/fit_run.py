@@ -25,6 +25,7 @@ from aniso.weights.files import RawFile
 _PATH = 255  # what is longer is no file's name, and cannot even be looked for
 _COLUMN = {
     "coefficients": "learned",
+    "gradient-free": "learned",
     "weights": "fine-tuned",
     "search": "one scale",
     "vector": "with own vector",
@@ -166,11 +167,19 @@ def _print_facts(metrics: dict[str, Any]) -> None:
         show.line(
             f"epoch {metrics['kept_epoch']} of {metrics['epochs']} kept, {metrics['trainable']:,} trained"
         )
+    if "kept_look" in metrics:
+        best = "the base" if metrics["kept_look"] == 0 else f"the best of {_tries(metrics):,} tries"
+        show.line(f"{best} kept, {metrics['trainable']:,} trained")
     if "kept_step" in metrics.get("head", {}):
         head = metrics["head"]
         show.line(f"head: step {head['kept_step']} of {head['steps']} kept, {head['trainable']:,} trained")
     if "scale" in metrics:
         show.line(f"scale {metrics['scale']:g}")
+
+
+def _tries(metrics: dict[str, Any]) -> int:
+    """How many there had been when what is kept was the best."""
+    return int(metrics["history"][metrics["kept_look"]]["evaluations"])
 
 
 def _print_answers(metrics: dict[str, Any]) -> None:
@@ -217,6 +226,9 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, dict) and "strategy" in value:
+        kept = f"{value['cells']:,} cells of {len(value['vectors'])} vectors"
+        return f"{value['strategy']}, budget {value['budget']}: {kept}"
     if isinstance(value, dict):
         return ", ".join(f"{name} ({count:,} pictures)" for name, count in value.items()) or "nothing"
     if isinstance(value, list):

@@ -65,11 +65,11 @@ def bad_images(text: str) -> OnBad:
     )
 
 
-def open_bank(name: str | Path) -> BankType:
-    """A bank by its directory, or one of those that come with the package by name."""
+def open_bank(name: str | Path, base: Ref | None = None) -> BankType:
+    """A bank by its directory, one of those that come with the package by name, or random:N over a base."""
     from aniso.experiments.banks import open_bank
 
-    return open_bank(name)
+    return open_bank(name, base)
 
 
 def base_files(name: str) -> Ref:

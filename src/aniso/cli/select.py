@@ -60,6 +60,7 @@ def select(
     """Choose the vectors that a task needs most, from a bank or from a directory of adapters."""
     from aniso.learn.selection import Budget
     from aniso.models import load_model
+    from aniso.vectors.bank import require_writable
 
     Budget.of(budget)
     if (bank is None) == (shelf is None):
@@ -68,6 +69,8 @@ def select(
         raise UsageError(
             "USAGE", "pursuit compares all vectors with each other", fix="aniso bank build first, then --bank"
         )
+    if out is not None:
+        require_writable(out, storage=storage or "fp32", overwrite=overwrite)
     encoder = load_model(model, weights)
     pictures, own = _pictures(task, data, shots, seed)
     opened = _opened(encoder, bank, shelf, skip_unfit)
@@ -161,11 +164,11 @@ def _print(chosen: Choice, among: int, out: Path | None, json: bool) -> None:
     blocks = len(chosen.bank.layout.blocks)
     totals = {name: sum(abs(x) for x in own.values()) for name, own in chosen.scores.items()}
     kept = chosen.cells
+    show.notes(chosen.notes)
     if json:
         rows = [{"vector": n, "blocks": list(kept[n]), "score": totals[n]} for n in kept]
         show.as_json({**chosen.summary(), "chosen": rows, "path": None if out is None else str(out)})
         return
-    show.notes(chosen.notes)
     order = sorted(kept, key=lambda name: (-len(kept[name]), -totals[name]))
     show.table(
         ("vector", "blocks kept", "score"),

@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from aniso.errors import UsageError
 from aniso.experiments.settings import BaseSetting
 from aniso.models import mini_bank
-from aniso.vectors import Bank
+from aniso.vectors import Bank, random_bases
+from aniso.weights import Ref
 
 
-def open_bank(name: str | Path) -> Bank:
-    """A bank by its directory, or one of those that come with the package by name."""
+def open_bank(name: str | Path, base: Ref | None = None, *, seed: int = 0) -> Bank:
+    """A bank by its directory, or one of those that come with the package by name.
+
+    ``random:15`` is one of random bases over ``base``, drawn by ``seed``, or by that in ``random:15:3``.
+    """
+    drawn = re.fullmatch(r"random:([0-9]{1,9})(?::([0-9]{1,18}))?", str(name))
+    if drawn is not None and not Path(name).exists():
+        if base is None:
+            raise UsageError("BANK-NAME", f"'{name}' is no bank on disk", fix="name a directory")
+        return random_bases(base, int(drawn[1]), seed if drawn[2] is None else int(drawn[2]))
     if not Path(name).exists() and str(name).split("-")[0] == "mini":
         return Bank.open(mini_bank(str(name)))
     return Bank.open(name)
-
-
-def random_bank(name: str) -> int | None:
-    """How many vectors ``random:15`` means."""
-    found = re.fullmatch(r"random:([0-9]{1,9})", name)
-    return int(found[1]) if found else None
 
 
 def coefficients_file(setting: BaseSetting) -> str:

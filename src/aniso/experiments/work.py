@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan
 from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
-from aniso.experiments.banks import coefficients_file, open_bank, random_bank
+from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.choosing import strategy_of
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.scores import score
@@ -30,7 +30,7 @@ from aniso.learn.passes import Passes
 from aniso.learn.said import Said, said
 from aniso.learn.selection import Choice
 from aniso.models import ClassWeights, Encoder, load_model
-from aniso.vectors import Bank, random_bases
+from aniso.vectors import Bank
 from aniso.weights import TensorMap
 from aniso.weights.fingerprint import combined_hash
 
@@ -110,10 +110,7 @@ class Work:
 
     @cached_property
     def _whole_bank(self) -> Bank:
-        found = random_bank(str(self.setting.bank))
-        if found is not None:  # over this very model, and drawn by the setting's seed
-            return random_bases(self.encoder.weight_source(), found, self.setting.seed)
-        return open_bank(str(self.setting.bank))
+        return open_bank(str(self.setting.bank), self.encoder.weight_source(), seed=self.setting.seed)
 
     def _task(self, ref: str) -> Task:
         if ref not in self._tasks:

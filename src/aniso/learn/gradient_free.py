@@ -32,6 +32,7 @@ from aniso.weights.files import Told
 LOOKS = 10
 """How often on the way it is measured what the best so far is worth."""
 _AT_ONCE = 64
+_CORRELATED = 500  # coefficients of which each is seen together with each other; of more, each alone
 _STEP = 0.1  # of the first tries; coefficients that help are of this size, the bounds are far beyond
 
 
@@ -61,11 +62,7 @@ def evolve(
     looks = _Looks(composition, keep, workers)
     looks.take(0, None)
     _tell(look_done, looks.history[-1])
-    zero = numpy.zeros(composition.values.numel())
-    space = nevergrad.p.Array(init=zero).set_bounds(-bound, bound).set_mutation(sigma=_STEP)
-    space.random_state = numpy.random.RandomState(seed % 2**32)
-    optimiser = nevergrad.optimizers.NGOpt(parametrization=space, budget=evaluations, num_workers=parallel)
-    optimiser.suggest(zero)  # the base is tried first
+    optimiser = _optimiser(nevergrad, composition.values.numel(), bound, evaluations, parallel, seed)
     best: tuple[float, Tensor] | None = None
     done = 0
     with _evaluated(composition, whole, seed, parallel) as losses:
@@ -88,6 +85,19 @@ def evolve(
                 _tell(look_done, looks.history[-1])
     kept = looks.settle()
     return Fit(tuple(looks.history), kept, composition.coefficients)
+
+
+def _optimiser(nevergrad: Any, count: int, bound: float, evaluations: int, parallel: int, seed: int) -> Any:
+    """CMA by name: NGOpt may choose what fails with numpy 2.4, knows no seed, or leaves a thread waiting."""
+    zero = numpy.zeros(count)
+    space = nevergrad.p.Array(init=zero)
+    space.random_state = numpy.random.RandomState(seed % 2**32)
+    with _quiet():
+        space = space.set_bounds(-bound, bound).set_mutation(sigma=min(_STEP, bound / 3))
+        kind = nevergrad.optimizers.CMA if count <= _CORRELATED else nevergrad.optimizers.DiagonalCMA
+        made = kind(parametrization=space, budget=evaluations, num_workers=parallel)
+        made.suggest(zero)  # the base is tried first
+    return made
 
 
 @final
@@ -120,6 +130,7 @@ class _Looks:
                 "epoch": len(self.history),
                 "evaluations": evaluations,
                 "loss": loss,
+                "terms": {},
                 "accuracy": measured,
                 "kept": False,
             }
@@ -139,10 +150,14 @@ class _Looks:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optimisers that nevergrad tries among others warn of budgets that are too small for them."""
+    """Optimisers warn of budgets and bounds that are too small for them, and draw from numpy's generator."""
+    before = numpy.random.get_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            numpy.random.set_state(before)
 
 
 @torch.no_grad()
@@ -220,7 +235,7 @@ def _require_sense(objective: Objective, evaluations: int, bound: float, paralle
             if fine
             else f"{evaluations} evaluations, {parallel} at once, to {bound}?",
             found=", ".join(trusting),
-            expected="an objective with a fixed loss, evaluations and processes from 1 on, a bound above 0",
+            expected="an objective with a fixed loss, evaluations and tries from 1 on, a bound above 0",
             fix="CrossEntropy(split), evaluations=500",
         )
 

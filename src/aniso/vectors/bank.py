@@ -43,6 +43,7 @@ from aniso.weights.atomic import (
     atomic_file,
     disk,
     locked,
+    require_free,
     require_space,
     write_text,
 )
@@ -63,6 +64,12 @@ class Selects(Protocol):
     """What makes a bank smaller."""
 
     def choose(self, bank: Bank) -> Chosen: ...
+
+
+def require_writable(path: str | Path, *, storage: str = "fp32", overwrite: bool = False) -> None:
+    """What ``Bank.save`` would refuse after an hour is refused now."""
+    Storage.of(storage)
+    require_free(Path(path), overwrite=overwrite, ours=BANK_FILES)
 
 
 @final

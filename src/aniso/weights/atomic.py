@@ -160,10 +160,7 @@ def atomic_directory(
     replaced, asked for or not.
     """
     path = Path(path).absolute()  # so that "." has a name
-    with _os_errors(path):
-        if path.exists() and not path.is_dir():
-            raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
-        _require_free(path, overwrite, ours)
+    require_free(path, overwrite=overwrite, ours=ours)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     with _os_errors(path):
         try:
@@ -183,6 +180,15 @@ def atomic_directory(
             if partial.exists():
                 disk.remove(partial)
             raise
+
+
+def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None) -> None:
+    """What ``atomic_directory`` refuses, before there is anything to put there."""
+    path = Path(path).absolute()
+    with _os_errors(path):
+        if path.exists() and not path.is_dir():
+            raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
+        _require_free(path, overwrite, ours)
 
 
 def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> None:

@@ -32,7 +32,8 @@ class Remembered:
             self._read()
 
     def get(self, vector: TaskVector) -> dict[str, float] | None:
-        return self._known.get(_key(vector))
+        found = self._known.get(_key(vector))
+        return found if found is not None and found.keys() == {b.name for b in vector.blocks} else None
 
     def put(self, vector: TaskVector, gradients: Mapping[str, float]) -> None:
         """On disk before it returns. Vectors that come from no file cannot be known again."""
@@ -42,7 +43,7 @@ class Remembered:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as out:
             if fresh:
-                out.write(json.dumps(self._what, sort_keys=True) + "\n")
+                out.write(self._header)
             row = {"vector": vector.name, "key": _key(vector), "gradients": dict(gradients)}
             out.write(json.dumps(row, sort_keys=True) + "\n")
             out.flush()
@@ -52,12 +53,19 @@ class Remembered:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def _header(self) -> str:
+        return json.dumps(self._what, sort_keys=True) + "\n"
+
     def _read(self) -> None:
         text = self.path.read_text(encoding="utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]
         rows = whole.splitlines()
+        if not rows and self._header.startswith(text):  # cut off while the very first line was written
+            os.truncate(self.path, 0)
+            return
         try:
-            said = json.loads(rows[0])
+            said = dict(json.loads(rows[0]).items())
             found = [json.loads(row) for row in rows[1:]]
             for row in found:
                 own = {str(block): float(x) for block, x in row["gradients"].items()}
