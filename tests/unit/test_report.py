@@ -557,3 +557,11 @@ def test_runs_without_labels_say_what_changed_and_what_was_answered_on_the_way()
     assert way.error == pytest.approx(25.0)
     assert row(made, "offline")[1] is None
     assert "answered on the way" not in table(other).columns
+
+
+def test_what_was_learned_without_gradients_and_from_fewer_vectors_has_rows_of_its_own():
+    evolved = record(method="gradient-free", evaluations=50)
+    chosen = [record(select="random", budget=b, seed=0) for b in (1, 2)]
+    made = table([evolved, *chosen, record()])
+    assert len(made.rows) == 5  # and zero-shot
+    assert len({name for name, *_ in made.rows}) == 5

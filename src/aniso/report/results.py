@@ -17,7 +17,7 @@ from aniso.report.tables import Cell, Estimate, Table
 Seeds = dict[int, dict[str, float]]  # seed, task: per cent
 
 KEPT = 0.95  # negation may cost the control task a twentieth of its zero-shot accuracy
-_ORDER = ("none", "vector", "search", "weights", "coefficients")
+_ORDER = ("none", "vector", "search", "weights", "gradient-free", "coefficients")
 _IDENTITY = (
     "model",
     "linearised",
@@ -29,6 +29,9 @@ _IDENTITY = (
     "objective",
     "train",
     "online",
+    "select",
+    "budget",
+    "lora",
 )
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
