@@ -17,6 +17,7 @@ from aniso.report import (
     Table,
     bars,
     boxes,
+    budgets,
     build,
     complementarity,
     details,
@@ -565,3 +566,19 @@ def test_what_was_learned_without_gradients_and_from_fewer_vectors_has_rows_of_i
     made = table([evolved, *chosen, record()])
     assert len(made.rows) == 5  # and zero-shot
     assert len({name for name, *_ in made.rows}) == 5
+
+
+def test_budgets_are_columns_between_none_and_all():
+    kept = {(1, 0): 0.4, (1, 1): 0.6, (10, 0): 0.7, (2, 0): 0.5}
+    chosen = [record(select="random", budget=b, seed=s, accuracy={"a": x}) for (b, s), x in kept.items()]
+    other = [record(select="features", budget="2MB", shots=16)]
+    ends = [record(accuracy={"a": 0.8}), record(label="zero-shot", method="none", accuracy={"a": 0.1})]
+    made = budgets([*chosen, *other, *ends, record(head="tip", label="head"), record(shots=8)])
+    assert made.columns == ("shots", "chosen by", "0", "1", "2", "10", "2MB", "all")
+    few, many = made.rows
+    assert few[:2] == ("4", "random") and many[:2] == ("16", "features")
+    assert [cell.mean if cell else None for cell in few[2:]] == pytest.approx([10, 50, 50, 70, None, 80])
+    assert few[3].error == pytest.approx(10.0) and few[4].error is None
+    assert [cell.mean if cell else None for cell in many[2:]] == [10, None, None, None, 50, None]
+    assert budgets(ends) is None
+    assert "budgets-few-shot.md" in build([*chosen, *ends], "T", figures=False)

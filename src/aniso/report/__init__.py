@@ -1,5 +1,6 @@
 """Records of experiments, made into tables, figures and one page. Needs no torch."""
 
+from aniso.report.budgets import budgets
 from aniso.report.elsewhere import elsewhere
 from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
 from aniso.report.files import build
@@ -20,6 +21,7 @@ __all__ = [
     "details",
     "complementarity",
     "gains",
+    "budgets",
     "elsewhere",
     "few_shot_curves",
     "bars",

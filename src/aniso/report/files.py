@@ -10,6 +10,7 @@ from functools import partial
 from statistics import fmean
 
 from aniso.errors import UsageError
+from aniso.report.budgets import budgets
 from aniso.report.drawing import Kind
 from aniso.report.elsewhere import elsewhere
 from aniso.report.figures import bars, boxes, few_shot_curves, pareto
@@ -80,6 +81,7 @@ def _experiment(
     more = {
         "overlap": gains(records) if found.setting == "few-shot" else None,
         "elsewhere": elsewhere(records),
+        "budgets": budgets(records),
     }
     tables |= {kind: made for kind, made in more.items() if made is not None}
     for kind, made in tables.items():

@@ -81,6 +81,8 @@ class Spec(_Part):
     seed: int | None = None
     head: str | None = None
     joint: bool = False
+    select: str | None = None
+    budget: int | str | None = None
 
     @property
     def unchanged(self) -> bool:

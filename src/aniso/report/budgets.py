@@ -1,0 +1,77 @@
+"""What fewer vectors cost: accuracy by how they were chosen, and how many."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+
+from aniso.report.record import Record
+from aniso.report.results import results, standard_error
+from aniso.report.tables import Cell, Estimate, Table
+
+_ALL = "all"
+_NONE = "0"
+_Key = tuple[str, int, str]
+"""Strategy, shots, budget."""
+
+
+def budgets(records: Iterable[Record]) -> Table | None:
+    """A row for each strategy and number of shots, a column for each budget; None if nothing was chosen.
+
+    Runs of the same experiment that take all vectors, or none, are the ends of every row.
+    """
+    records = [r for r in records if r.ended_well and r.spec.setting in ("few-shot", "peft")]
+    chosen = [r for r in records if r.spec.select is not None]
+    if not chosen:
+        return None
+    values: dict[_Key, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        for key in _keys(record, chosen):
+            for task in record.spec.measured:
+                values[key][record.seed][task] = 100 * record.accuracy(task)
+    rows = sorted({(r.spec.shots or 0, str(r.spec.select)) for r in chosen})
+    columns = [
+        column
+        for column in (_NONE, *_sizes(chosen), _ALL)
+        if any((strategy, shots, column) in values for shots, strategy in rows)
+    ]
+    found = results(records)
+    tasks = {task for by_seed in values.values() for by_task in by_seed.values() for task in by_task}
+    return Table(
+        f"{found.name}: mean test accuracy over {len(tasks)} tasks by budget, %",
+        ("shots", "chosen by", *columns),
+        tuple(
+            (str(shots), strategy, *(_cell(values.get((strategy, shots, c)), tasks) for c in columns))
+            for shots, strategy in rows
+        ),
+        (
+            "columns: vectors, or cells of each block, that were kept; 0 is zero-shot",
+            f"± is the standard error of the mean over {len(found.seeds)} seeds",
+        ),
+    )
+
+
+def _keys(record: Record, chosen: list[Record]) -> list[_Key]:
+    """Where a run belongs; what has no strategy belongs to all."""
+    spec = record.spec
+    if spec.select is not None:
+        return [(spec.select, spec.shots or 0, str(spec.budget))]
+    if spec.head is not None or not (spec.unchanged or spec.method == "coefficients"):
+        return []
+    ends = {(str(r.spec.select), r.spec.shots or 0) for r in chosen}
+    if spec.unchanged:
+        return [(strategy, shots, _NONE) for strategy, shots in ends]
+    return [(strategy, shots, _ALL) for strategy, shots in ends if shots == spec.shots]
+
+
+def _sizes(chosen: list[Record]) -> list[str]:
+    """Numbers in order, then amounts."""
+    said = {str(r.spec.budget) for r in chosen}
+    return sorted(said, key=lambda b: (not b.isdigit(), int(b) if b.isdigit() else 0, b))
+
+
+def _cell(seeds: Mapping[int, Mapping[str, float]] | None, tasks: set[str]) -> Cell:
+    """The mean over seeds that have all tasks."""
+    whole = [fmean(by_task.values()) for by_task in (seeds or {}).values() if set(by_task) == tasks]
+    return Estimate(fmean(whole), standard_error(whole)) if whole else None
