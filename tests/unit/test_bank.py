@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tiny
-from aniso.vectors import Bank, BlockSource, TaskVector
+from aniso.vectors import Bank, BlockSource, Dense, LowRank, Provenance, TaskVector
+from aniso.vectors.delta import Term
 from aniso.weights import TensorMap, save_safetensors
 from aniso.weights.atomic import locked
 
@@ -370,3 +371,25 @@ def test_facts_about_vectors_stay_with_them(bank, models, tmp_path, aniso, refus
         with refused("BANK-MANIFEST", 2, "tuned"):
             bank.annotate({"cars": {"tuned": value}})
     assert Bank.open(bank.path).facts["cars"]["tuned"] == 0.75
+
+
+def test_room_on_a_disk_is_asked_for_what_adapters_take_not_for_what_they_stand_for(monkeypatch, tmp_path):
+    base = {"w": torch.zeros(2000, 3000)}
+    terms = (Term(torch.ones(2000, 2), torch.ones(2, 3000), 1.0),)
+    blocks = BlockSource(TensorMap(base))
+    cells = {"w": lambda: LowRank((2000, 3000), terms)}
+    vectors = {
+        f"v{i}": TaskVector(f"v{i}", blocks.layout, blocks.identity, cells, Provenance("v", "peft"))
+        for i in range(5)
+    }
+    asked = []
+    monkeypatch.setattr("aniso.vectors.bank.require_space", lambda path, size: asked.append(size))
+    written = Bank(vectors).save(tmp_path / "bank")
+    taken = sum(record.nbytes for record in written.manifest.files)
+    assert asked == [5 * 4 * 2 * 5000]
+    assert asked[0] <= taken < 1.2 * asked[0]
+    asked.clear()
+    whole = {"w": lambda: Dense(torch.ones(2000, 3000))}
+    dense = TaskVector("v", blocks.layout, blocks.identity, whole, Provenance("v", "x"))
+    Bank({"v": dense}).save(tmp_path / "dense", storage="int8")
+    assert 6e6 <= asked[0] < 7e6

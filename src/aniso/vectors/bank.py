@@ -17,7 +17,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.vectors.bank_features import read_features, write_features
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
-from aniso.vectors.delta import Delta
+from aniso.vectors.delta import Delta, LowRank
 from aniso.vectors.edits import Edits
 from aniso.vectors.manifest import (
     BANK_FILES,
@@ -524,8 +524,9 @@ class Bank:
         return said + self._duplicates()
 
     def _expected_bytes(self, storage: Storage) -> int:
+        """About what it will take on disk."""
         dense = storage.bytes_per_element(len(self))
-        return int(len(self) * dense * sum(b.numel for b in self.layout.blocks))
+        return sum(_expected_of(vector, dense) for vector in self._vectors.values())
 
     def _require_path(self) -> Path:
         if self.path is None:
@@ -599,6 +600,17 @@ class Bank:
             expected=", ".join(self.names),
             fix="aniso bank ls",
         )
+
+
+def _expected_of(vector: TaskVector, dense: float) -> int:
+    """Dense, or low-rank as its largest block is, which alone is read."""
+    blocks = vector.blocks
+    if not blocks:
+        return 0
+    largest = vector[max(blocks, key=lambda block: block.numel).name]
+    if not isinstance(largest, LowRank):
+        return int(dense * sum(block.numel for block in blocks))
+    return 4 * sum(min(block.numel, largest.rank * sum(block.matrix_shape)) for block in blocks)
 
 
 def _of_blocks(vector: TaskVector, home: tuple[Segment, int]) -> str:
