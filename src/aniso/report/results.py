@@ -508,6 +508,6 @@ def _shown_columns(row: Row, columns: Sequence[Column]) -> Sequence[Column]:
 
 
 def _pair_name(row: Row, column: Column, found: Results) -> str:
-    if found.setting == "addition" or (row.fixed and found.setting != "negation"):
+    if found.setting in ("addition", "finetune", "test-time") or (row.fixed and found.setting != "negation"):
         return row.name
     return f"{row.name}, {column.name}"
