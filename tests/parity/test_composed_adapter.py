@@ -78,6 +78,13 @@ def test_peft_gives_what_the_composition_gives(home: Path, tmp_path: Path, parti
     assert made.error == 0 and set(made.ranks.values()) > {2, 4}
 
 
+def test_memory_is_planned_for_what_adapters_take(home: Path, tmp_path: Path) -> None:
+    view = bank_of(home)
+    stored = view.save(tmp_path / "bank")
+    for block in view.layout.blocks:
+        assert view.block_bytes(block.name) == pytest.approx(stored.block_bytes(block.name), abs=64)
+
+
 def test_what_is_written_is_read_back_as_the_same_vector(home: Path, tmp_path: Path) -> None:
     bank = bank_of(home)
     coefficients = drawn(bank, Partition.blocks())

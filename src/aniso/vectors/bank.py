@@ -48,6 +48,7 @@ from aniso.weights.atomic import (
     write_text,
 )
 from aniso.weights.files import Progress, RawFile
+from aniso.weights.peft_lora import LORA
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NORM_TOLERANCE = 1e-4
@@ -396,12 +397,17 @@ class Bank:
 
     def block_bytes(self, block: str) -> int:
         """About how much the deltas of one block take as they are stored; at most, if not on disk."""
-        numel = self.layout.by_name[block].numel
         total = 0
         for name, vector in self._vectors.items():
             home = self._homes.get(name)
-            if block in vector:
-                total += 4 * numel if home is None else home[0].cell_bytes(block, home[1])
+            if block not in vector:
+                continue
+            if home is not None:
+                total += home[0].cell_bytes(block, home[1])
+            elif vector.provenance.format == LORA:  # small, and read in no time
+                total += vector[block].nbytes
+            else:
+                total += 4 * self.layout.by_name[block].numel
         return total
 
     # selecting

@@ -22,6 +22,8 @@ from aniso.weights.single import open_file
 from aniso.weights.source import ModelConfig, Renamed, SourceInfo, TensorInfo, WeightSource
 
 CONFIG = "adapter_config.json"
+LORA = "PEFT LoRA"
+"""What the format is called."""
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 USED = frozenset(
@@ -159,7 +161,7 @@ class PeftAdapter(WeightSource):
         notes = [*source.info.notes, f"update computed as {settings.formula()}"]
         if len(present) > 1:
             notes.append(f"{present[0]} used; {present[1]} not used")
-        info = SourceInfo("PEFT LoRA", tuple(notes), source.info.pickle, ModelConfig())
+        info = SourceInfo(LORA, tuple(notes), source.info.pickle, ModelConfig())
         return cls(label, settings, source, info, RawFile(path / CONFIG))
 
     def under(self, names: Mapping[str, str], info: SourceInfo) -> PeftAdapter:
