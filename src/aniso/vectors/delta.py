@@ -38,7 +38,9 @@ class Delta(ABC):
         return Dense(self.dense().add_(other.dense()))
 
     def dot(self, other: Delta) -> float:
-        return other.along(self.dense()) if isinstance(other, LowRank) else self.along(other.dense())
+        if isinstance(other, LowRank):
+            return other.dot(self)
+        return self.along(other.dense())
 
     def along(self, direction: Tensor) -> float:
         """The inner product with a tensor of the block's shape: a gradient, say."""
@@ -188,7 +190,7 @@ class LowRank(Delta):
     def dot(self, other: Delta) -> float:
         if isinstance(other, LowRank):
             return sum(_dot_terms(x, y) for x in self.terms for y in other.terms)
-        return self.along(other.dense())
+        return self.along(other.dense().double())
 
     def along(self, direction: Tensor) -> float:
         """Without forming any product of factors."""
@@ -207,11 +209,10 @@ def _dot_terms(x: Term, y: Term) -> float:
 
 
 def _dot_matrix(term: Term, matrix: Tensor) -> float:
-    total = 0.0
-    for start in range(0, matrix.shape[1], columns := max(1, _CHUNK // max(1, len(matrix)))):
-        rows = matrix[term.start : term.stop, start : start + columns].double()
-        total += float(((term.b.double().T @ rows) * term.a[:, start : start + columns].double()).sum())
-    return total * term.scale
+    """As exactly as the matrix is given, in 32 bits at least; sums are taken in 64."""
+    kind = torch.promote_types(matrix.dtype, torch.float32)
+    rows = matrix[term.start : term.stop].to(kind)
+    return float(((term.b.to(kind).T @ rows).double() * term.a.double()).sum()) * term.scale
 
 
 @final
