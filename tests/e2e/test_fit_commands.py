@@ -22,18 +22,6 @@ def shelf(tmp_path_factory):
     return runs.shelf(tmp_path_factory.mktemp("shelf"))
 
 
-@pytest.fixture
-def done(aniso):
-    """Run a command that must end well; gives what it printed as JSON."""
-
-    def run(*args):
-        ran = aniso(*args, "--json")
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out)
-
-    return run
-
-
 QUICK = ("--epochs", 2, "--batch", 4, "--lr", 0.1, "--warmup", 0)
 
 

@@ -42,18 +42,6 @@ def learned(shelf: runs.Shelf, tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
-@pytest.fixture
-def done(aniso: Aniso) -> Done:
-    """Run a command that must end well; gives what it printed as JSON."""
-
-    def run(*args: object) -> Any:
-        ran = aniso(*args, "--json")
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out)
-
-    return run
-
-
 def composed(shelf: runs.Shelf, run: Path, head: Path | None = None) -> tuple[object, ...]:
     """What a run learned, for ``aniso eval``."""
     found = ("--bank", shelf.bank, "--coefficients", run / "coefficients.safetensors")

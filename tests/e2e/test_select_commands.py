@@ -44,18 +44,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> runs.Shelf:
     return made
 
 
-@pytest.fixture
-def done(aniso: Aniso) -> Done:
-    """Run a command that must end well; gives what it printed as JSON."""
-
-    def run(*args: object) -> Any:
-        ran = aniso(*args, "--json")
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out)
-
-    return run
-
-
 def select(shelf: runs.Shelf, *more: object, task: bool = True) -> tuple[object, ...]:
     """From the bank, for photos."""
     return ("select", *shelf.base, *(("--task", shelf.data / "photos", "--shots", 3) if task else ()), *more)

@@ -55,18 +55,6 @@ def unsorted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "holiday"
 
 
-@pytest.fixture
-def done(aniso: Aniso) -> Done:
-    """Run a command that must end well; gives what it printed as JSON."""
-
-    def run(*args: object) -> Any:
-        ran = aniso(*args, "--json")
-        assert ran.code == 0, ran.err
-        return json.loads(ran.out)
-
-    return run
-
-
 def on_task(shelf: runs.Shelf, *more: object) -> tuple[object, ...]:
     return ("fit", "test-time", *shelf.base, "--task", shelf.data / "cars", *QUICK, *more)
 
