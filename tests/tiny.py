@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 WIDTH, LAYERS, EMBED, VOCABULARY, CONTEXT = 32, 2, 24, 64, 8
 
@@ -130,3 +130,11 @@ def hf_clip_state(path) -> dict[str, Tensor]:
 
     source = open_weights(path)
     return {key: source.read(key) for key in source.tensors}
+
+
+def seeing(size):
+    """An encoder that sees pictures of this size, and has no weights."""
+    from aniso.models.encoder import Encoder, Family
+    from aniso.models.transforms import Pixels
+
+    return Encoder("seeing", nn.Identity(), Family(lambda network, images: images.flatten(1)), Pixels(size))

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from aniso.data import Task as Task
     from aniso.data import Unlabelled as Unlabelled
     from aniso.data import load_task as load_task
+    from aniso.data import read_examples as read_examples
     from aniso.errors import AnisoError as AnisoError
     from aniso.learn import Best as Best
     from aniso.learn import CoefficientNorm as CoefficientNorm
     from aniso.learn import CrossEntropy as CrossEntropy
+    from aniso.learn import LanguageLoss as LanguageLoss
     from aniso.learn import Last as Last
     from aniso.learn import Lowest as Lowest
     from aniso.learn import Schedule as Schedule
     from aniso.learn import evaluate as evaluate
     from aniso.learn import finetune as finetune
     from aniso.learn import fit as fit
+    from aniso.learn import guessed as guessed
+    from aniso.learn import passages as passages
     from aniso.learn import search as search
     from aniso.learn import selection as selection
     from aniso.learn.features import features as features
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from aniso.learn.heads import TipAdapter as TipAdapter
     from aniso.learn.heads import load_head as load_head
     from aniso.models import Encoder as Encoder
+    from aniso.models import LanguageModel as LanguageModel
+    from aniso.models import load_language_model as load_language_model
     from aniso.models import load_model as load_model
     from aniso.vectors import Bank as Bank
     from aniso.vectors import Block as Block
@@ -65,17 +71,23 @@ _HOMES = {
     "Plan": "aniso.compose",
     "load_model": "aniso.models",
     "Encoder": "aniso.models",
+    "load_language_model": "aniso.models",
+    "LanguageModel": "aniso.models",
     "load_task": "aniso.data",
     "Task": "aniso.data",
     "ClassList": "aniso.data",
     "Labelled": "aniso.data",
     "Unlabelled": "aniso.data",
+    "read_examples": "aniso.data",
     "fit": "aniso.learn",
     "CrossEntropy": "aniso.learn",
     "CoefficientNorm": "aniso.learn",
     "Last": "aniso.learn",
     "Best": "aniso.learn",
     "Lowest": "aniso.learn",
+    "LanguageLoss": "aniso.learn",
+    "passages": "aniso.learn",
+    "guessed": "aniso.learn",
     "search": "aniso.learn",
     "evaluate": "aniso.learn",
     "finetune": "aniso.learn",

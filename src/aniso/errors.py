@@ -225,6 +225,7 @@ EXPLANATIONS: dict[str, str] = {
     "class weights that look right and are not.",
     "MODEL-CLASSES": "A classifier without a text tower knows only the classes it was trained for; they are "
     "matched by name.",
+    "MODEL-LENGTH": "A language model reads so many tokens at once and no more.",
     "MODEL-LIBRARY": "The library that this needs is an optional extra of aniso.",
     "DATA-CARD": "A task card is a small TOML file; a key that is not known is an error, so that a typing "
     "mistake cannot pass for a setting.",
@@ -232,6 +233,8 @@ EXPLANATIONS: dict[str, str] = {
     "of a split must be one of the task's.",
     "DATA-PROMPT": "A prompt has one pair of braces, where the class name goes.",
     "DATA-SPLIT": "The task does not have that split or part.",
+    "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; in "
+    "each of them there has to be something to guess.",
     "DATA-SHOTS": "There are fewer pictures than were asked for.",
     "DATA-EMPTY": "A folder without a single picture would become a class nobody can learn or be tested on.",
     "DATA-LABEL": "Every picture has one label, and every label is one of the classes.",

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import language
 import pictures
 import tiny
+from adapters import random_adapter
 from aniso import Coefficients
 from aniso.errors import EXPLANATIONS
 from aniso.weights import save_safetensors
@@ -27,6 +29,8 @@ def snippets(language):
 def shelf(tmp_path, monkeypatch):
     """The files the README speaks of."""
     peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
     model = tiny.hf_clip()
     base = {k: v.detach().clone() for k, v in model.state_dict().items()}
     model.save_pretrained(tmp_path / "base")
@@ -39,6 +43,15 @@ def shelf(tmp_path, monkeypatch):
             if "lora" in name:
                 parameter.normal_(0, 0.02)
     lora.save_pretrained(tmp_path / "loras/sun397")
+    language.save("gpt2", tmp_path / "gpt")
+    for seed, name in enumerate(("news", "verse")):
+        gpt = AutoModelForCausalLM.from_pretrained(tmp_path / "gpt")
+        random_adapter(
+            gpt, tmp_path / "loras" / name, seed, r=2, target_modules=["c_attn"], fan_in_fan_out=True
+        )
+    for name in ("examples", "held-out"):
+        said = {"prompt": "the cat", "completion": " sat on a mat"}
+        language.write_lines(tmp_path / f"{name}.jsonl", [said] * 3)
     pictures.folder(tmp_path / "photos/train", {"red_apple": 5, "frog": 5})
     pictures.folder(tmp_path / "photos/test", {"red_apple": 3, "frog": 3}, 50)
     pictures.folder(tmp_path / "unsorted", {"a": 4, "b": 4}, 90)

@@ -105,7 +105,8 @@ def printed(capfd):
         needed = [f"--{'task' if key == 'tasks' else key}={NEEDED[key]}" for key in NEEDED]
         own = {opt for option in COMMANDS[group, name].params for opt in option.opts}
         bank = ["--bank=b"] if "--bank" in own else []
-        given = [word for word in [*needed, *bank] if word.split("=")[0] in own]
+        texts = ["--train=t.jsonl"] if name == "lm" else []
+        given = [word for word in [*needed, *bank, *texts] if word.split("=")[0] in own]
         capfd.readouterr()
         ROOT.main([group, name, *given, *map(str, more), "--print-spec"], standalone_mode=False)
         return parse_yaml(capfd.readouterr().out, "what was printed").data
@@ -143,6 +144,8 @@ def test_G3_every_key_of_the_spec_has_one_option_and_every_option_is_a_key(group
     elif name == "finetune":
         assert said <= keys | schedule
         assert keys - said <= {"method", "partition", "bank", "compare"}
+    elif name == "lm":
+        assert said | {"linearised"} == keys | schedule
     else:
         assert said == keys | schedule
     spelled = [opt for option in options.values() for opt in (*option.opts, *option.secondary_opts)]

@@ -58,8 +58,7 @@ def bytes_of(values):
 
 
 def batches_of(world, terms, schedule, seed=0, epoch=0):
-    transforms = world.encoder.transforms
-    made = Passes([(term.split, term.views(transforms)) for term in terms], schedule, seed)
+    made = Passes([(term.split, term.views(world.encoder)) for term in terms], schedule, seed)
     return list(made.epoch(epoch))
 
 

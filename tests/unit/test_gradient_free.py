@@ -25,13 +25,14 @@ from aniso.compose import Composition, Partition
 from aniso.data import Labelled
 from aniso.data.batches import Batches
 from aniso.data.images import ArrayImages
-from aniso.learn import Best, CoefficientNorm, CrossEntropy, Entropy, FixMatch, Last, gradient_free
+from aniso.learn import Best, CoefficientNorm, CrossEntropy, Entropy, FixMatch, Last, gauge, gradient_free
 from aniso.learn.board import Board
 from aniso.learn.gradient_free import evolve, objective_loss
+from aniso.learn.inside import encoder_of
 from aniso.learn.keep import Lowest
 from aniso.learn.objectives import DataTerm, Objective, Seen
 from aniso.models.encoder import Encoder, Family
-from aniso.models.transforms import Pixels, Transforms
+from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
 
 pytest.importorskip("nevergrad")
@@ -76,8 +77,8 @@ class Distance(DataTerm):
     def identity(self) -> dict[str, Any]:
         return {"loss": "distance"}
 
-    def views(self, transforms: Transforms) -> tuple[Any, ...]:
-        return (transforms.eval,)
+    def views(self, model: nn.Module) -> tuple[Any, ...]:
+        return (encoder_of(model).transforms.eval,)
 
     def loss(self, seen: Seen) -> Tensor:
         found = (seen.features[0] - torch.tensor(GOAL)).square().sum(-1).mean()
@@ -396,7 +397,7 @@ def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float], asked: list
         asked.append((split.name, composition.values.detach().clone()))
         return Found(next(told))
 
-    monkeypatch.setattr(gradient_free, "evaluate", evaluate)
+    monkeypatch.setattr(gauge, "evaluate", evaluate)
 
 
 @pytest.mark.parametrize(

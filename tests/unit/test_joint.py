@@ -169,7 +169,7 @@ def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> N
     composition, head, trained = joint(world, start=0.1)
     start = {name: tensor.double() for name, tensor in trained.copied().items()}
     term = term_of(world)
-    ((batch,),) = list(Passes([(term.split, term.views(world.encoder.transforms))], schedule, 0).epoch(0))
+    ((batch,),) = list(Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0))
     tensors = list(trained.tensors.values())
     assert batch.labels is not None
     loss = loss_by_hand(composition, head, batch.images, batch.labels, tensors)
@@ -199,7 +199,7 @@ def test_slices_of_a_step_give_the_gradients_of_the_whole(world: colours.World, 
         schedule = replace(SCHEDULE, batch=16, micro_batch=size)
         term = term_of(world)
         loop = Loop(trained, term * 1.0, schedule, Last())
-        (batches,) = Passes([(term.split, term.views(world.encoder.transforms))], schedule, 0).epoch(0)
+        (batches,) = Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
         loop._gradients(batches)
         found.append([tensor.grad for tensor in trained.tensors.values()])
     for whole, sliced in zip(*found, strict=True):
@@ -212,7 +212,7 @@ def test_terms_about_coefficients_do_not_touch_the_head(world: colours.World) ->
     for objective in (term_of(world) * 1.0, term_of(world) + 5.0 * CoefficientNorm()):
         _, _, trained = joint(world, start=0.1)
         schedule, term = replace(SCHEDULE, batch=16), term_of(world)
-        (batches,) = Passes([(term.split, term.views(world.encoder.transforms))], schedule, 0).epoch(0)
+        (batches,) = Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
         Loop(trained, objective, schedule, Last())._gradients(batches)
         found.append({name: tensor.grad for name, tensor in trained.tensors.items()})
     for name, plain in found[0].items():

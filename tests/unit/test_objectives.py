@@ -16,7 +16,6 @@ from aniso.compose.slots import Slots
 from aniso.data import load_task
 from aniso.learn import CoefficientNorm, CrossEntropy, Objective
 from aniso.learn.objectives import Seen
-from aniso.models.transforms import Pixels, Transforms
 from aniso.vectors import Bank
 
 
@@ -138,8 +137,8 @@ def test_cross_entropy_is_the_mean_of_minus_log_p(terms):
 
 @pytest.mark.parametrize("view", ["train", "few_shot", "eval"])
 def test_cross_entropy_sees_each_picture_once_the_way_it_is_asked_to(target, view):
-    transforms = Transforms(Pixels(8))
-    assert CrossEntropy(target.train, view).views(transforms) == (getattr(transforms, view),)
+    encoder = tiny.seeing(8)
+    assert CrossEntropy(target.train, view).views(encoder) == (getattr(encoder.transforms, view),)
 
 
 @pytest.mark.parametrize("view", ["strong", "loss", "", "pixels"])

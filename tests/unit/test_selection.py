@@ -978,16 +978,15 @@ def test_a_settings_words_become_a_strategy(encoder: Encoder, bank: Bank) -> Non
         "blockwise-gradient": BlockwiseGradient,
         "pursuit": Pursuit,
     }
-    job: Any = SimpleNamespace(objective=LOSS * 1.0)
+    objective = LOSS * 1.0
     for word, kind in kinds.items():
         setting: Any = SimpleNamespace(selection=(word, Budget.of("2")), seed=1)
-        made = strategy_of(setting, job, encoder)
+        made = strategy_of(setting, objective, encoder)
         assert type(made) is kind and made.kind == word and made.budget == Budget(2)
         if kind is not FeatureSimilarity:
             assert made.choose(bank).bank.names
     nothing: Any = SimpleNamespace(selection=None, seed=1)
-    assert strategy_of(nothing, job, encoder) is None
-    idle: Any = SimpleNamespace(objective=None)
+    assert strategy_of(nothing, objective, encoder) is None
     setting = SimpleNamespace(selection=("gradient", Budget(2)), seed=1)
     with pytest.raises(UsageError, match="nothing to choose vectors by"):
-        strategy_of(setting, idle, encoder)
+        strategy_of(setting, None, encoder)

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import colours
+import tiny
 from aniso.classes import ClassList
 from aniso.compose import Composition, Partition
 from aniso.data import Batch, Labelled, Unlabelled
@@ -47,7 +48,7 @@ from aniso.learn.objectives import DataTerm, Seen
 from aniso.learn.passes import Passes
 from aniso.learn.said import Said, said
 from aniso.models.encoder import Encoder, Family
-from aniso.models.transforms import Pixels, Transforms
+from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
 
 Refused = Callable[..., AbstractContextManager[Any]]
@@ -56,7 +57,7 @@ SMALL = settings(deadline=None, max_examples=60, database=None, derandomize=True
 SCHEDULE = Schedule(epochs=2, lr=0.1, batch=8, warmup=0)
 DESCENT = replace(SCHEDULE, lr=0.5, weight_decay=0.0, clip=0.5, optimiser="sgd")
 NOTHING: tuple[Any, Any] = (lambda *_: None, lambda: None)
-VIEWS = Transforms(Pixels(8))
+SEEING = tiny.seeing(8)
 TERMS: dict[str, Callable[[Unlabelled], DataTerm]] = {
     "entropy": Entropy,
     "sar": lambda split: SAR(split, margin=1.1, floor=0.0),  # nothing is left out, nothing forgotten
@@ -276,7 +277,7 @@ def strong_views(
     split: Unlabelled, *, seed: int = 0, epoch: int = 0, trusted: Sequence[int] = (2, 9)
 ) -> list[Batch]:
     term = FixMatch(split)
-    made = Passes([(split, term.views(VIEWS))], SCHEDULE, seed, [term.trusted_share])
+    made = Passes([(split, term.views(SEEING))], SCHEDULE, seed, [term.trusted_share])
     return [batch for (batch,) in made.epoch(epoch, trusted=[trusted])]
 
 
@@ -442,7 +443,7 @@ def online_by_hand(
 ) -> tuple[Tensor, Tensor]:
     """Answers and values of a loop that answers every batch before it learns from it."""
     composition = started(world, start)
-    made = Passes([(term.split, term.views(world.encoder.transforms))], schedule, 0)
+    made = Passes([(term.split, term.views(world.encoder))], schedule, 0)
     head = world.encoder.class_weights(term.split.classes)
     optimiser = torch.optim.AdamW([composition.values], weight_decay=schedule.weight_decay)
     answers = torch.full((len(term.split),), -1)

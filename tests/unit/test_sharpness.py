@@ -284,8 +284,8 @@ class ByHand:
         return values
 
     def run(self) -> Tensor:
-        transforms, schedule = self.world.encoder.transforms, self.schedule
-        made = Passes([(self.term.split, self.term.views(transforms))], schedule, 0)
+        encoder, schedule = self.world.encoder, self.schedule
+        made = Passes([(self.term.split, self.term.views(encoder))], schedule, 0)
         values, number = self.start, 0
         for epoch in range(schedule.epochs):
             for (batch,) in made.epoch(epoch):

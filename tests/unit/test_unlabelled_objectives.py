@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import tiny
 from aniso.classes import ClassList
 from aniso.data import Labelled, Unlabelled
 from aniso.data.images import ArrayImages
 from aniso.learn import SAR, CoefficientNorm, Contrastive, CrossEntropy, Entropy, FixMatch, Objective
 from aniso.learn.objectives import DataTerm, Seen
 from aniso.learn.objectives.unlabelled import NOBODY, entropy, flattened
-from aniso.models.transforms import Pixels, Transforms
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -399,12 +399,13 @@ def test_classes_that_nobody_answers_have_nothing_trusted() -> None:
 
 
 def test_every_term_sees_pictures_as_its_method_says() -> None:
-    views = Transforms(Pixels(8))
-    assert Entropy(split()).views(views) == SAR(split()).views(views) == (views.eval,)
+    encoder = tiny.seeing(8)
+    views = encoder.transforms
+    assert Entropy(split()).views(encoder) == SAR(split()).views(encoder) == (views.eval,)
     for kind in (Contrastive, FixMatch):
-        assert kind(split()).views(views) == (views.eval, views.few_shot)
+        assert kind(split()).views(encoder) == (views.eval, views.few_shot)
         for strong in ("few_shot", "strong", "train"):
-            assert kind(split(), strong=strong).views(views) == (views.eval, getattr(views, strong))
+            assert kind(split(), strong=strong).views(encoder) == (views.eval, getattr(views, strong))
 
 
 # what is refused

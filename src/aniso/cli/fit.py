@@ -252,6 +252,52 @@ def peft(
     _carry_out("peft", locals())
 
 
+@app.command("lm")
+def lm(
+    model: opt.LanguageModel,
+    train: opt.TrainTexts,
+    bank: opt.BankName = None,
+    weights: opt.Weights = None,
+    val: opt.ValTexts = None,
+    test: opt.TestTexts = None,
+    length: opt.Length = None,
+    leave_out: opt.LeaveOut = None,
+    select: opt.SelectBy = None,
+    budget: opt.BudgetSize = None,
+    lora: opt.LoraInPlace = None,
+    evaluations: opt.Evaluations = None,
+    parallel: opt.Parallel = None,
+    method: opt.Method = None,
+    partition: opt.Partition = None,
+    seed: opt.Seed = None,
+    compare: opt.Compare = None,
+    epochs: opt.Epochs = None,
+    lr: opt.Lr = None,
+    batch: opt.BatchSize = None,
+    weight_decay: opt.WeightDecay = None,
+    warmup: opt.Warmup = None,
+    clip: opt.Clip = None,
+    shape: opt.Shape = None,
+    least_batches: opt.LeastBatches = None,
+    precision: opt.Precision = None,
+    micro_batch: opt.MicroBatch = None,
+    optimiser: opt.OptimiserName = None,
+    out: opt.Out = None,
+    data: opt.DataRoot = None,
+    workers: opt.Workers = 0,
+    device: opt.Device = None,
+    memory: opt.Memory = None,
+    resume: opt.Resume = False,
+    allow_env_change: opt.AllowEnvChange = False,
+    tensorboard: opt.TensorBoard = False,
+    plan: opt.Plan = False,
+    print_spec: opt.PrintSpec = False,
+    json: opt.Json = False,
+) -> None:
+    """Compose adapters of a language model so that it guesses your texts: a file of examples."""
+    _carry_out("lm", locals())
+
+
 @search_app.command("addition")
 def search_addition(
     model: opt.Model,

@@ -104,6 +104,19 @@ Evaluations = Annotated[
 Parallel = Annotated[
     int | None, typer.Option("--parallel", help="Gradient-free: tries that are made at once.")
 ]
+TrainTexts = Annotated[
+    str, typer.Option("--train", help="JSON lines of prompt and completion, or of text; or a plain text.")
+]
+ValTexts = Annotated[
+    str | None, typer.Option("--val", help="Texts that the epoch is chosen by; the last if there are none.")
+]
+TestTexts = Annotated[str | None, typer.Option("--test", help="Texts that the result is measured on.")]
+Length = Annotated[
+    int | None, typer.Option(help="Tokens at once, at most; 512, or what the model can.", min=2)
+]
+LanguageModel = Annotated[
+    str, typer.Option("--model", help="The base: a directory of transformers, or a hub id.")
+]
 FractionOf = Annotated[float | None, typer.Option("--fraction", help="Share of the pictures; 1 is all.")]
 Norm = Annotated[float | None, typer.Option(help="Weight of the coefficients' 1-norm in the objective.")]
 Target = Annotated[str, typer.Option(help="The task to take out, named like its vector.")]

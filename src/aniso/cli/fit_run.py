@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from aniso.cli.fit_options import HOW, SCHEDULE
 from aniso.compose import Runtime
 from aniso.compose.runtime import show_bytes
 from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.carried_out import work_of
 from aniso.experiments.outcome import Circumstances
 from aniso.experiments.record import Clock, record
 from aniso.experiments.run_directory import TENSORBOARD, RunDirectory
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
-from aniso.experiments.work import Work
 from aniso.learn.board import Board
 from aniso.weights.files import RawFile
 
@@ -53,7 +53,7 @@ def carry_out(kind: str, said: dict[str, Any]) -> None:
     clock = Clock()
     try:
         with show.telling() as told:
-            outcome = Work(setting, _circumstances(how, run, told, show.told_line)).run()
+            outcome = work_of(setting, _circumstances(how, run, told, show.told_line)).run()
     except BaseException as e:
         if run is not None:
             run.forget(e)
@@ -99,9 +99,10 @@ def _circumstances(
     board = _board(how, run)
 
     def epoch_done(row: dict[str, Any]) -> None:
-        found = ", ".join(f"{name} {value:.1%}" for name, value in list(row["accuracy"].items())[:4])
+        found = [f"{name} {value:.1%}" for name, value in list(row["accuracy"].items())[:4]]
+        found += [f"{name} perplexity {value:.2f}" for name, value in row.get("perplexity", {}).items()]
         loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}"
-        words = [word for word in (loss, found) if word]
+        words = [word for word in (loss, ", ".join(found)) if word]
         if board is not None:
             board(row)
         say(f"epoch {row['epoch']}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
@@ -132,6 +133,33 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         show.as_json(made)
         return
     metrics = made["metrics"]
+    if made["spec"]["setting"] == "lm":
+        _print_texts(metrics, _COLUMN[made["spec"]["method"]])
+    else:
+        _print_tasks(made, metrics)
+    _print_facts(metrics)
+    if run is not None:
+        show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
+
+
+def _print_texts(metrics: dict[str, Any], method: str) -> None:
+    before, after = metrics.get("base_perplexity", {}), metrics.get("perplexity", {})
+    rows = []
+    for name, one in metrics["accuracy"].items():
+        then = f"{before[name]:.2f}" if name in before else ""
+        rows.append((name, one["total"], then, f"{after[name]:.2f}", f"{one['accuracy']:.1%}"))
+    columns = ("texts", "tokens", "base: perplexity", f"{method}: perplexity", "tokens right")
+    _print_table(columns, rows)
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Without columns that have nothing in them."""
+    shown = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
+    if rows:
+        show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+
+
+def _print_tasks(made: dict[str, Any], metrics: dict[str, Any]) -> None:
     zero_shot, own = metrics.get("zero_shot", {}), metrics.get("reference", {})
     rows = []
     for name, one in metrics["accuracy"].items():
@@ -146,15 +174,10 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         kind = metrics["head"]["kind"]
         method = kind if made["spec"]["method"] == "none" else f"{method} + {kind}"
     columns = ("task", "pictures", "zero-shot", method, "95 % interval", "own vector")
-    shown = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
-    if rows:
-        show.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    _print_table(columns, rows)
     if len(rows) > 1:
         mean = sum(one["accuracy"] for one in metrics["accuracy"].values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
-    _print_facts(metrics)
-    if run is not None:
-        show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
 
 
 def _print_facts(metrics: dict[str, Any]) -> None:
@@ -208,7 +231,7 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
     out: Path | None = how["out"]
     if out is not None:
         RunDirectory(out).require_usable(setting, resume=bool(how["resume"]))
-    memory, facts = Work(
+    memory, facts = work_of(
         setting, Circumstances(data=how["data"], device=how["device"], runtime=Runtime(memory=how["memory"]))
     ).plan()
     trainable = facts.get("trainable", 0)
@@ -221,16 +244,20 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
         show.as_json({"spec": setting.spec(), **facts})
         return
     for key, value in facts.items():
-        shown = show_bytes(value) if key.endswith("_bytes") else _said(value)
+        shown = (
+            show_bytes(value)
+            if key.endswith("_bytes")
+            else _said(value, "rows" if key == "texts" else "pictures")
+        )
         show.line(f"{key.removesuffix('_bytes').replace('_', ' '):14} {shown}")
 
 
-def _said(value: Any) -> str:
+def _said(value: Any, unit: str) -> str:
     if isinstance(value, dict) and "strategy" in value:
         kept = f"{value['cells']:,} cells of {len(value['vectors'])} vectors"
         return f"{value['strategy']}, budget {value['budget']}: {kept}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} ({count:,} pictures)" for name, count in value.items()) or "nothing"
+        return ", ".join(f"{name} ({count:,} {unit})" for name, count in value.items()) or "nothing"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "nothing"
     return f"{value:,}" if isinstance(value, int) else str(value)

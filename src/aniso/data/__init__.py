@@ -1,7 +1,8 @@
-"""Tasks: classes, prompts and splits; pictures as batches."""
+"""Tasks: classes, prompts and splits; texts; both as batches."""
 
 from aniso.classes import ClassList
 from aniso.data.batches import Batch, Batches
+from aniso.data.passages import Passages, read_examples
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
 from aniso.data.unlabelled import unlabelled_pictures
@@ -13,6 +14,8 @@ __all__ = [
     "Labelled",
     "Unlabelled",
     "Split",
+    "Passages",
+    "read_examples",
     "ClassList",
     "Batches",
     "Batch",

@@ -1,35 +1,38 @@
-"""A split's pictures as batches of tensors: the same whatever the number of workers."""
+"""What a split holds, as batches of tensors: the same whatever the number of workers."""
 
 from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from aniso.data import draw
+from aniso.data.passages import Passages
 from aniso.data.splits import Labelled, Split
 from aniso.errors import AnisoError
 
+Opened = Callable[[int], Any]
+"""A picture, or a row of tokens, by its place in a split."""
+
 
 class View(Protocol):
-    """How a picture becomes a model's input; what is random in it comes from the generator alone."""
+    """How a picture, or a text, becomes a model's input; what is random in it comes from the generator."""
 
     @property
     def name(self) -> str: ...
 
-    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
-        """Eight bits, 3 x height x width."""
+    def __call__(self, opened: Any, rng: torch.Generator, /) -> Tensor:
+        """Of a picture eight bits, 3 x height x width; of a text two rows of tokens."""
         ...
 
-    def finish(self, pixels: Tensor) -> Tensor:
-        """A stack of such pictures as the model takes them."""
+    def finish(self, stack: Tensor, /) -> Tensor:
+        """A stack of these as the model takes them."""
         ...
 
 
@@ -57,7 +60,7 @@ class Batches:
 
     def __init__(
         self,
-        split: Split,
+        split: Split | Passages,
         *views: View,
         size: int,
         shuffle: bool = False,
@@ -144,8 +147,8 @@ class _Joint(Dataset[tuple[int, tuple[Tensor, ...] | AnisoError]]):
 class _Pictures:
     """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
 
-    def __init__(self, split: Split, views: tuple[View, ...], seed: int, epoch: int) -> None:
-        self._images = split.images
+    def __init__(self, split: Split | Passages, views: tuple[View, ...], seed: int, epoch: int) -> None:
+        self._opened: Opened = split.opened if isinstance(split, Passages) else split.images.picture
         self._keys = split.keys
         self._views = views
         self._words = (seed, epoch)
@@ -153,7 +156,7 @@ class _Pictures:
     def views_of(self, index: int, visit: int) -> tuple[Tensor, ...] | AnisoError:
         """``visit`` is how often the picture was visited before in this pass."""
         try:
-            picture = self._images.picture(index)
+            picture = self._opened(index)
         except AnisoError as e:
             return e
         words = (*self._words, self._keys[index], visit)
@@ -186,7 +189,7 @@ def _stacked(
     return [tuple(torch.stack(views) for views in zip(*grouped[w], strict=True)) for w in sorted(grouped)]
 
 
-def _order(split: Split, shuffle: bool, seed: int, epoch: int) -> list[int]:
+def _order(split: Split | Passages, shuffle: bool, seed: int, epoch: int) -> list[int]:
     if not shuffle:
         return list(range(len(split)))
     keys: Any = split.keys

@@ -38,6 +38,10 @@ class Unlabelled:
     def picture(self, index: int) -> Image.Image:
         return self.images.picture(index)
 
+    def label(self, index: int) -> str:
+        """How to speak of a picture."""
+        return self.images.label(index)
+
     @cached_property
     def keys(self) -> tuple[int, ...]:
         """What random choices about each picture are seeded by."""
@@ -69,6 +73,10 @@ class Labelled:
 
     def picture(self, index: int) -> Image.Image:
         return self.images.picture(index)
+
+    def label(self, index: int) -> str:
+        """How to speak of a picture."""
+        return self.images.label(index)
 
     @property
     def ids(self) -> Sequence[str]:

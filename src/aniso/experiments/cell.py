@@ -16,10 +16,10 @@ import torch
 
 from aniso.errors import AnisoError, InputError, StoppedError
 from aniso.experiments.banks import coefficients_file
+from aniso.experiments.carried_out import work_of
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.record import Clock, record, write
 from aniso.experiments.spec import Cell
-from aniso.experiments.work import Work
 from aniso.weights.atomic import disk, make_directory, write_text
 
 FAILED = ".failed.json"
@@ -75,12 +75,12 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
 def _carried_out(cell: Cell, how: Circumstances) -> Outcome:
     """A state of other inputs, software or threads (another --jobs) is of no use: begin anew."""
     try:
-        return Work(cell.setting, how).run()
+        return work_of(cell.setting, how).run()
     except InputError as e:
         if e.code != "RUN-CHANGED" or how.directory is None:
             raise
         disk.remove(how.directory)
-        return Work(cell.setting, how).run()
+        return work_of(cell.setting, how).run()
 
 
 def _end_with_the_runner() -> None:

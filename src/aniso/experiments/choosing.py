@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from aniso.data import Passages
 from aniso.errors import UsageError
-from aniso.experiments.settings import BaseSetting, Job
-from aniso.learn import selection
-from aniso.models import Encoder
+from aniso.experiments.settings import BaseSetting
+from aniso.learn import Objective, selection
+from aniso.models import Encoder, Wrapped
 from aniso.weights.files import Told
 
 
 def strategy_of(
-    setting: BaseSetting, job: Job, encoder: Encoder, *, workers: int = 0, told: Told | None = None
+    setting: BaseSetting,
+    objective: Objective | None,
+    model: Wrapped,
+    *,
+    workers: int = 0,
+    told: Told | None = None,
 ) -> selection.Strategy | None:
     """None if the bank is taken as it is."""
     if setting.selection is None:
@@ -18,14 +24,15 @@ def strategy_of(
     kind, budget = setting.selection
     if kind == "random":
         return selection.Random(budget, seed=setting.seed, told=told)
-    if job.objective is None:
+    if objective is None:
         raise UsageError("USAGE", "there is nothing to choose vectors by", fix="--select random")
     if kind == "features":
-        split = job.objective.data_terms[0][1].split
-        return selection.FeatureSimilarity(encoder, split, budget, workers=workers, told=told)
+        split = objective.data_terms[0][1].split
+        assert isinstance(model, Encoder) and not isinstance(split, Passages)  # settings see to it
+        return selection.FeatureSimilarity(model, split, budget, workers=workers, told=told)
     by_gradient = {
         "gradient": selection.WholeGradient,
         "blockwise-gradient": selection.BlockwiseGradient,
         "pursuit": selection.Pursuit,
     }[kind]
-    return by_gradient(encoder, job.objective, budget, seed=setting.seed, workers=workers, told=told)
+    return by_gradient(model, objective, budget, seed=setting.seed, workers=workers, told=told)

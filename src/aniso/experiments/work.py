@@ -15,15 +15,15 @@ from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.choosing import strategy_of
+from aniso.experiments.learning import device_of, evolved, learned
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.scores import score
-from aniso.experiments.settings import BaseSetting, Job
-from aniso.experiments.settings.setting import COMPOSED, OneTask
-from aniso.learn import Best, Keep, Objective, Trained, fit, search
+from aniso.experiments.settings import Job, PictureSetting
+from aniso.experiments.settings.setting import COMPOSED, Adapts
+from aniso.learn import Best, Keep, Objective, Trained, search
 from aniso.learn.evaluate import accuracy, answers
 from aniso.learn.features import FeatureCache, features, identity
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.gradient_free import evolve
 from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.passes import Passes
@@ -57,7 +57,7 @@ class _Made:
 class Work:
     """One setting on its way. What is loaded is loaded when first needed, and once."""
 
-    def __init__(self, setting: BaseSetting, circumstances: Circumstances | None = None) -> None:
+    def __init__(self, setting: PictureSetting, circumstances: Circumstances | None = None) -> None:
         self.setting = setting
         self._how = circumstances or Circumstances()
         self._tasks: dict[str, Task] = {}
@@ -66,18 +66,9 @@ class Work:
     def encoder(self) -> Encoder:
         return load_model(self.setting.model, self.setting.weights).to(self._device)
 
-    @property
+    @cached_property
     def _device(self) -> torch.device:
-        said = self._how.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.empty(0, device=said).device
-        except (RuntimeError, AssertionError) as e:
-            raise UsageError(
-                "USAGE",
-                f"there is no device '{printable(said)}'",
-                reason=str(e).splitlines()[0][:200],
-                fix="--device cpu",
-            ) from None
+        return device_of(self._how)
 
     @cached_property
     def job(self) -> Job:
@@ -105,7 +96,9 @@ class Work:
 
     def _chosen(self, bank: Bank) -> Choice | None:
         how = self._how
-        strategy = strategy_of(self.setting, self.job, self.encoder, workers=how.workers, told=how.told)
+        strategy = strategy_of(
+            self.setting, self.job.objective, self.encoder, workers=how.workers, told=how.told
+        )
         return None if strategy is None else strategy.choose(bank)
 
     @cached_property
@@ -219,22 +212,10 @@ class Work:
 
     def _evolved(self) -> _Made:
         """Coefficients from losses alone."""
-        made, setting, how = self._over(self.bank, self._partition()), self.setting, self._how
-        assert isinstance(setting, OneTask)  # no other has tries
-        done = evolve(
-            made,
-            self._objective(),
-            evaluations=setting.evaluations,
-            parallel=setting.parallel,
-            keep=self._keep(),
-            seed=setting.seed,
-            workers=how.workers,
-            told=how.told,
-            look_done=how.epoch_done,
-        )
-        history = list(done.history)
-        facts = {"kept_look": done.kept, "evaluations": history[-1]["evaluations"], "history": history}
-        return _Made(lambda name: made, {**facts, "trainable": made.values.numel()}, made.coefficients)
+        made = self._over(self.bank, self._partition())
+        assert isinstance(self.setting, Adapts)  # no other has tries
+        facts = evolved(made, self._objective(), self._keep(), self.setting, self._how)
+        return _Made(lambda name: made, facts, made.coefficients)
 
     def _with_own_norms(self) -> _Made:
         trained = Trained.layer_norms(self.encoder)
@@ -289,7 +270,7 @@ class Work:
         model = made.model_for(self._name)
         held_out = None
         if isinstance(self.job.keep, Best):
-            (split,) = self.job.keep.splits
+            (split,) = _pictures(self.job.keep)
             held_out = (self._features(model, split)[0], _labels(split))
         head = new_head(kind, self._class_weights()).to(self._device)
         done = head.fit(self._seen(model, shots), _labels(shots), held_out=held_out, told=self._how.told)
@@ -326,26 +307,10 @@ class Work:
     # learning
 
     def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
-        how = self._how
-        done = fit(
-            trained,
-            self._objective(),
-            self.setting.resolved_schedule(),
-            keep=self._keep(),
-            seed=self.setting.seed,
-            directory=how.directory,
-            resume=how.resume,
-            allow_env_change=how.allow_env_change,
-            workers=how.workers,
-            online=self.setting.is_online,
-            told=how.told,
-            epoch_done=how.epoch_done,
-        )
-        history = list(done.history)
-        facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
+        done, facts = learned(trained, self._objective(), self._keep(), self.setting, self._how)
         if done.answers is not None:
             facts["online"] = self._online(done.answers)
-        return {**facts, "trainable": trained.count}, done.notes
+        return facts, done.notes
 
     def _online(self, told: Tensor) -> dict[str, Any]:
         """What was said before anything was learned from it: scores, or counts where there are no labels."""
@@ -368,7 +333,7 @@ class Work:
         keep = self.job.keep
         if not self.job.own_vectors or not isinstance(keep, Best):
             return keep
-        found = {split.name: self._with_own(split) for split in keep.splits}
+        found = {split.name: self._with_own(split) for split in _pictures(keep)}
         return Best(*keep.splits, references={name: value for name, value in found.items() if value > 0})
 
     def _with_own(self, split: Labelled) -> float:
@@ -466,6 +431,10 @@ class Work:
         elif self.setting.method == "vector":
             inputs["bank"] = self._own(*self.job.tests).content_hash
         return inputs
+
+
+def _pictures(keep: Keep) -> list[Labelled]:
+    return [split for split in keep.splits if isinstance(split, Labelled)]
 
 
 def _labels(split: Labelled) -> Tensor:

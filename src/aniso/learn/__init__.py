@@ -4,6 +4,7 @@ from aniso.learn.evaluate import Accuracy, evaluate
 from aniso.learn.finetune import Tuned, finetune
 from aniso.learn.fit import Fit, fit
 from aniso.learn.keep import Best, Keep, Last, Lowest
+from aniso.learn.language import guessed, passages
 from aniso.learn.objectives import (
     SAR,
     CoefficientNorm,
@@ -11,6 +12,7 @@ from aniso.learn.objectives import (
     CrossEntropy,
     Entropy,
     FixMatch,
+    LanguageLoss,
     Objective,
 )
 from aniso.learn.schedule import Schedule
@@ -28,6 +30,9 @@ __all__ = [
     "SAR",
     "Contrastive",
     "FixMatch",
+    "LanguageLoss",
+    "passages",
+    "guessed",
     "Schedule",
     "Keep",
     "Last",

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.learn.features import FeatureCache, encoder_of, features, passed
+from aniso.learn.features import FeatureCache, features, passed
 from aniso.learn.heads import Classifier
+from aniso.learn.inside import encoder_of
 from aniso.weights.files import Told
 
 
@@ -40,15 +41,19 @@ class Accuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval, which also holds for accuracies near 0 and 1."""
-        z, n, p = 1.959964, self.total, self.value
-        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, centre - half), min(1.0, centre + half)
+        return wilson(self.correct, self.total)
 
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.value:.1%} ({low:.1%} to {high:.1%}), {self.correct:,} of {self.total:,}"
+
+
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval, which also holds for accuracies near 0 and 1."""
+    z, n, p = 1.959964, total, correct / total
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def evaluate(

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition
 from aniso.data import Batches, Split
-from aniso.errors import AnisoError, UsageError
+from aniso.errors import AnisoError
+from aniso.learn.inside import encoder_of
 from aniso.models import Encoder
 from aniso.models.cache import usual_place
 from aniso.vectors import Bank
@@ -24,19 +25,6 @@ from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 _VERSION = "1"
 _LIMIT = 2 << 30  # bytes on disk
-
-
-def encoder_of(model: nn.Module) -> Encoder:
-    """The encoder behind a model or a composition, for what is not its weights' business."""
-    inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
-    if not isinstance(inner, Encoder):
-        raise UsageError(
-            "MODEL-NAME",
-            f"a {type(inner).__name__} is no encoder",
-            expected="a model from load_model, or a composition of one",
-            fix="aniso.load_model(...)",
-        )
-    return inner
 
 
 def identity(model: nn.Module) -> dict[str, str]:

@@ -15,7 +15,7 @@ from aniso.learn.loop import Row
 from aniso.learn.objectives import CrossEntropy
 from aniso.learn.schedule import Schedule
 from aniso.learn.trained import Trained
-from aniso.models import Encoder
+from aniso.models import Encoder, Wrapped
 from aniso.weights import TensorMap
 from aniso.weights.files import Told
 
@@ -69,7 +69,7 @@ def finetune(
     )
 
 
-def tuned_weights(encoder: Encoder, trained: Trained) -> TensorMap:
+def tuned_weights(encoder: Wrapped, trained: Trained) -> TensorMap:
     """All of the model's weights, those that were trained as they are now."""
     moved = trained.model.tuned() if isinstance(trained.model, Tangent) else trained.copied()
     return TensorMap({**encoder.state_dict(), **moved}, encoder.name, config=encoder.model_config)

@@ -17,8 +17,10 @@ from torch.func import functional_call
 
 from aniso.data import Batch, Batches
 from aniso.errors import NumericalError, UsageError, printable
-from aniso.learn.objectives import DataTerm, Objective, Seen
-from aniso.models import ClassWeights, Encoder
+from aniso.learn.heads import Classifier
+from aniso.learn.inside import head_for
+from aniso.learn.objectives import DataTerm, Objective, Seen, answered
+from aniso.models import Wrapped
 from aniso.vectors import Bank, Block, TaskVector
 from aniso.vectors.block import tied_names
 from aniso.weights.files import Told
@@ -29,7 +31,7 @@ from aniso.weights.files import Told
 class WeightGradient:
     """By the model's own names; blocks are put together as a bank divides them."""
 
-    encoder: Encoder
+    encoder: Wrapped
     tensors: Mapping[str, Tensor]
 
     def blocks(self, bank: Bank) -> dict[str, Tensor]:
@@ -42,7 +44,7 @@ class WeightGradient:
 
 
 def weight_gradient(
-    encoder: Encoder,
+    encoder: Wrapped,
     objective: Objective,
     *,
     batch: int = 64,
@@ -62,8 +64,8 @@ def weight_gradient(
     try:
         for weight, term in objective.data_terms:
             _require_plain(term)
-            head = encoder.class_weights(term.split.classes)
-            views = term.views(encoder.transforms)
+            head = head_for(encoder, term.split)
+            views = term.views(encoder)
             pass_ = Batches(term.split, *views, size=batch, seed=seed, workers=workers)
             done = 0
             for pictures in pass_:
@@ -93,14 +95,14 @@ def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _seen(model: Callable[[Tensor], Tensor], head: ClassWeights, pictures: Batch) -> Seen:
+def _seen(model: Callable[[Tensor], Tensor], head: Classifier | None, pictures: Batch) -> Seen:
     features = model(torch.cat(pictures.views))
     own = torch.split(features, [len(view) for view in pictures.views])
     labels = None if pictures.labels is None else pictures.labels.to(features.device)
-    return Seen(tuple(own), tuple(head.logits(f) for f in own), labels)
+    return Seen(tuple(own), answered(head, own), labels)
 
 
-def _leaves(encoder: Encoder) -> dict[str, Tensor]:
+def _leaves(encoder: Wrapped) -> dict[str, Tensor]:
     """Every tensor that a block has a part in, under all of its names; a tied one is one leaf."""
     places = encoder.layout.places
     own: dict[int, Tensor] = {}
@@ -133,6 +135,6 @@ def _require_finite(loss: Tensor, term: DataTerm, pictures: Batch) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {printable(term.name)} is {loss.item()}",
-            pictures=[term.split.images.label(i) for i in pictures.indices[:20]],
+            pictures=[term.split.label(i) for i in pictures.indices[:20]],
             fix="look at these pictures",
         )

@@ -21,12 +21,12 @@ from torch import Tensor
 from aniso.compose import Composition
 from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
-from aniso.learn.evaluate import evaluate
-from aniso.learn.features import encoder_of
 from aniso.learn.fit import Fit
+from aniso.learn.gauge import Gauge, worth
+from aniso.learn.inside import head_for
 from aniso.learn.keep import Keep, Last
 from aniso.learn.loop import Row
-from aniso.learn.objectives import Objective, Seen, Term
+from aniso.learn.objectives import Objective, Seen, Term, answered
 from aniso.weights.files import Told
 
 LOOKS = 10
@@ -107,23 +107,22 @@ class _Looks:
     def __init__(self, composition: Composition, keep: Keep, workers: int) -> None:
         self._composition = composition
         self._keep = keep
-        self._workers = workers
+        self._gauge = Gauge(composition, keep, workers=workers)
         self._values: list[Tensor] = []
+        self._read: tuple[str, ...] = ()
         self.history: list[Row] = []
 
     @property
     def ended(self) -> bool:
-        return self._keep.ends([row["accuracy"] for row in self.history])
+        return self._keep.ends([worth(row) for row in self.history])
 
     def take(self, evaluations: int, loss: float | None) -> None:
         values = self._composition.values.detach().clone()
         if self._values and torch.equal(values, self._values[-1]):
-            measured = dict(self.history[-1]["accuracy"])
+            read = {key: self.history[-1][key] for key in self._read}
         else:
-            looked = {
-                s.name: evaluate(self._composition, s, workers=self._workers) for s in self._keep.splits
-            }
-            measured = {name: found.value for name, found in looked.items()}
+            read = self._gauge.read()
+            self._read = tuple(read)
         self._values.append(values)
         self.history.append(
             {
@@ -131,7 +130,7 @@ class _Looks:
                 "evaluations": evaluations,
                 "loss": loss,
                 "terms": {},
-                "accuracy": measured,
+                **read,
                 "kept": False,
             }
         )
@@ -141,7 +140,7 @@ class _Looks:
 
     @property
     def _kept(self) -> int:
-        return self._keep.choose([row["accuracy"] for row in self.history])
+        return self._keep.choose([worth(row) for row in self.history])
 
     def settle(self) -> int:
         _put(self._composition, self._values[self._kept])
@@ -168,16 +167,15 @@ def _put(composition: Composition, values: Tensor) -> None:
 @torch.no_grad()
 def objective_loss(composition: Composition, objective: Objective, seed: int = 0) -> float:
     """Of the composition as it is, over all pictures."""
-    encoder = encoder_of(composition)
     device = composition.values.device
     total = 0.0
     for weight, term in objective.data_terms:
-        head = encoder.class_weights(term.split.classes)
-        views = term.views(encoder.transforms)
+        head = head_for(composition, term.split)
+        views = term.views(composition)
         for pictures in Batches(term.split, *views, size=_AT_ONCE, seed=seed):
             own = tuple(composition(view.to(device)).float() for view in pictures.views)
             labels = None if pictures.labels is None else pictures.labels.to(device)
-            loss = float(term.loss(Seen(own, tuple(head.logits(f) for f in own), labels)))
+            loss = float(term.loss(Seen(own, answered(head, own), labels)))
             total += weight * loss * len(pictures) / len(term.split)
     for weight, value_term in objective.value_terms:
         total += weight * float(value_term.loss(composition.values, composition.slots))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from aniso.data import Labelled
+from aniso.data import Labelled, Passages
 from aniso.errors import UsageError, printable
 
 Measured = Mapping[str, float]
-"""Accuracies after an epoch, by the name of the split."""
+"""Accuracies after an epoch, and likelihoods of tokens, by the name of the split."""
 _ROUNDING = 1e-9  # less than a picture is worth: at the floor exactly is not below it
 
 
@@ -20,7 +20,7 @@ class Keep(ABC):
 
     @property
     @abstractmethod
-    def splits(self) -> tuple[Labelled, ...]: ...
+    def splits(self) -> tuple[Labelled | Passages, ...]: ...
 
     @abstractmethod
     def choose(self, history: Sequence[Measured]) -> int:
@@ -53,12 +53,15 @@ class Last(Keep):
 @final
 @dataclass(frozen=True, init=False)
 class Best(Keep):
-    """The highest mean accuracy, each relative to a reference where one is given; the first of equals."""
+    """The highest mean accuracy, each relative to a reference where one is given; the first of equals.
 
-    _splits: tuple[Labelled, ...]
+    Of texts it is the likelihood of a token that counts, one by the perplexity.
+    """
+
+    _splits: tuple[Labelled | Passages, ...]
     references: Mapping[str, float] = field(default_factory=dict)
 
-    def __init__(self, *splits: Labelled, references: Mapping[str, float] | None = None) -> None:
+    def __init__(self, *splits: Labelled | Passages, references: Mapping[str, float] | None = None) -> None:
         object.__setattr__(self, "_splits", _chosen_by(splits))
         object.__setattr__(self, "references", dict(references or {}))
         low = {name: value for name, value in self.references.items() if not value > 0}
@@ -75,7 +78,7 @@ class Best(Keep):
             )
 
     @property
-    def splits(self) -> tuple[Labelled, ...]:
+    def splits(self) -> tuple[Labelled | Passages, ...]:
         return self._splits
 
     def choose(self, history: Sequence[Measured]) -> int:
@@ -124,14 +127,15 @@ class Lowest(Keep):
         return {"keep": "lowest", **_identity(self.splits), "floor": self.floor, "stop": self.stop}
 
 
-def _identity(splits: Sequence[Labelled]) -> dict[str, Any]:
-    return {"splits": [s.manifest for s in splits], "classes": [s.classes.key for s in splits]}
+def _identity(splits: Sequence[Labelled | Passages]) -> dict[str, Any]:
+    classes = [split.classes.key for split in splits if isinstance(split, Labelled)]
+    return {"splits": [split.manifest for split in splits], "classes": classes}
 
 
-def _chosen_by(splits: Sequence[Labelled]) -> tuple[Labelled, ...]:
+def _chosen_by(splits: Sequence[Labelled | Passages]) -> tuple[Labelled | Passages, ...]:
     """Splits with labels that a choice may be made by."""
     for split in splits:
-        if not isinstance(split, Labelled) or not len(split):
+        if not isinstance(split, Labelled | Passages) or not len(split):
             raise UsageError(
                 "KEEP",
                 "an epoch is chosen by splits with labels and at least one picture",

@@ -11,13 +11,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from aniso.data import Batch, Split, draw
+from aniso.data import Batch, Passages, draw
 from aniso.errors import InputError, NumericalError, ResourceError, UsageError
-from aniso.learn.evaluate import evaluate
-from aniso.learn.features import encoder_of, passed
-from aniso.learn.heads import Among, Classifier
-from aniso.learn.keep import Keep
-from aniso.learn.objectives import SAR, DataTerm, Objective, Seen
+from aniso.learn.features import passed
+from aniso.learn.gauge import Gauge, worth
+from aniso.learn.heads import Classifier
+from aniso.learn.inside import head_for
+from aniso.learn.keep import Keep, Measured
+from aniso.learn.objectives import SAR, DataTerm, Objective, Seen, answered
 from aniso.learn.passes import Passes
 from aniso.learn.schedule import Schedule
 from aniso.learn.sharpness import Sharpness
@@ -38,7 +39,7 @@ class _Bound:
 
     weight: float
     term: DataTerm
-    head: Classifier
+    head: Classifier | None
 
 
 @final
@@ -62,10 +63,13 @@ class Loop:
         self._keep = keep
         self._seed = seed
         self._workers = workers
-        encoder = encoder_of(trained.model)
-        self._bound = [_Bound(w, t, self._head(t.split)) for w, t in objective.data_terms]
-        self._heads = {split.name: self._head(split) for split in keep.splits}
-        views = [(b.term.split, b.term.views(encoder.transforms)) for b in self._bound]
+        self._bound = [
+            _Bound(w, t, head_for(trained.model, t.split, trained.head)) for w, t in objective.data_terms
+        ]
+        self._gauge = Gauge(
+            trained.model, keep, head=trained.head, at_once=schedule.micro_batch, workers=workers
+        )
+        views = [(b.term.split, b.term.views(trained.model)) for b in self._bound]
         reserved = [0.0 if online else b.term.trusted_share for b in self._bound]
         self._passes = Passes(views, schedule, seed, reserved)
         self._device = next(iter(trained.tensors.values())).device
@@ -109,12 +113,6 @@ class Loop:
             yield row
         self._trained.load(self.kept)
 
-    def _head(self, split: Split) -> Classifier:
-        own = self._trained.head
-        if own is None:
-            return encoder_of(self._trained.model).class_weights(split.classes)
-        return own if own.names == split.classes.names else Among(own, split.classes.names)
-
     # training
 
     def _train(self, told: Told, between: Callable[[], None]) -> None:
@@ -140,10 +138,11 @@ class Loop:
         """Look at all pictures of terms that trust some, with what was learned so far."""
         for i, bound in enumerate(self._bound):
             if bound.term.trusted_share and self.answers is None:
-                split, seen = bound.term.split, []
+                split, head, seen = bound.term.split, bound.head, []
+                assert head is not None and not isinstance(split, Passages)  # such terms have classes
                 for piece in passed(self._trained.model, split, batch=self._at_once, workers=self._workers):
                     between()
-                    seen.append(bound.head.logits(piece.float()))
+                    seen.append(head.logits(piece.float()))
                     told(f"answers on {split.name}", sum(map(len, seen)), len(split))
                 self._trusted[i] = bound.term.trust(torch.cat(seen)).cpu()
 
@@ -240,7 +239,7 @@ class Loop:
             looks = bound.term.looks
             own = tuple(next(before if n < looks else through) for n in range(len(batch.views)))
             labels = None if batch.labels is None else batch.labels.to(self._device)
-            logits = tuple(bound.head.logits(f) for f in own)
+            logits = answered(bound.head, own)
             out.append(Seen(own, logits, labels, *self._marks(i, batch), progress=self._progress))
         return out
 
@@ -290,29 +289,12 @@ class Loop:
     # measuring
 
     def _measure(self, told: Told, between: Callable[[], None]) -> Row:
-        accuracy = {}
-
         def checked(what: str, done: int, total: int) -> None:
             between()
             told(what, done, total)
 
-        for split in self._keep.splits:
-            head = self._heads[split.name]
-            measured = evaluate(
-                self._trained.model,
-                split,
-                head=head,
-                batch=self._at_once,
-                workers=self._workers,
-                told=checked,
-            )
-            accuracy[split.name] = measured.value
-        row: Row = {
-            "epoch": len(self.history),
-            **self._losses(),
-            "accuracy": accuracy,
-            **self._self_training(),
-        }
+        read = self._gauge.read(checked)
+        row: Row = {"epoch": len(self.history), **self._losses(), **read, **self._self_training()}
         self.history.append(row)
         if self._keep.choose(self._measured()) == len(self.history) - 1:
             self.kept = self._trained.copied()
@@ -331,8 +313,8 @@ class Loop:
             out["forgotten"] = self.forgotten
         return out
 
-    def _measured(self) -> list[dict[str, float]]:
-        return [row["accuracy"] for row in self.history]
+    def _measured(self) -> list[Measured]:
+        return [worth(row) for row in self.history]
 
     def _losses(self) -> dict[str, Any]:
         """Means over the epoch; the objective's is their weighted sum."""
@@ -400,7 +382,7 @@ class Loop:
     def _named(self, name: str, batches: Sequence[Batch]) -> list[str]:
         for bound, batch in zip(self._bound, batches, strict=True):
             if bound.term.name == name:
-                return [bound.term.split.images.label(i) for i in batch.indices[:20]]
+                return [bound.term.split.label(i) for i in batch.indices[:20]]
         return []
 
     def _skips(self) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from aniso.data import draw
 from aniso.errors import UsageError
-from aniso.learn.trained import Trained, encoder_identity
-from aniso.models import Encoder
+from aniso.learn.trained import Trained
+from aniso.models import LanguageModel, Wrapped
 from aniso.vectors import Kind
 from aniso.weights.atomic import atomic_directory
 
@@ -44,7 +44,7 @@ _KINDS: dict[Layers, tuple[Kind, ...]] = {
 
 
 def adapter(
-    encoder: Encoder, rank: int, *, layers: Layers = "both", alpha: int = ALPHA, seed: int = 0
+    encoder: Wrapped, rank: int, *, layers: Layers = "both", alpha: int = ALPHA, seed: int = 0
 ) -> Adapter:
     """An adapter that changes nothing yet, on a copy of the encoder."""
     peft = _peft()
@@ -60,12 +60,14 @@ def adapter(
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
     own_words = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
     own_words |= {} if layers == "both" else {"layers": layers}
-    identity = {**encoder_identity(encoder), **own_words}
+    identity = {**encoder.identity(), **own_words}
     return Adapter(Trained(own, tensors, identity), wrapped)
 
 
-def _targets(encoder: Encoder, layers: Layers) -> list[str]:
-    """The image encoder's attention and MLP layers, by name."""
+def _targets(encoder: Wrapped, layers: Layers) -> list[str] | str:
+    """The attention and MLP layers, by name; of a language model all but its last, as PEFT finds them."""
+    if isinstance(encoder, LanguageModel) and layers == "both":
+        return "all-linear"
     modules = dict(encoder._network.named_modules())
     keys = [part.key for b in encoder.layout.blocks if b.kind in _KINDS[layers] for part in b.parts]
     names = dict.fromkeys(key.removesuffix(".weight") for key in keys)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from aniso.data import Batch, Batches, Split, draw
+from aniso.data import Batch, Batches, Passages, Split, draw
 from aniso.data.batches import View, together
 from aniso.learn.schedule import Schedule
 
@@ -17,7 +17,7 @@ class Passes:
     """Every split gives the same share of every batch. The one that takes longest is gone through once in
     an epoch; the others begin anew, in another order, until it is done."""
 
-    splits: Sequence[tuple[Split, tuple[View, ...]]]
+    splits: Sequence[tuple[Split | Passages, tuple[View, ...]]]
     schedule: Schedule
     seed: int
     reserved: Sequence[float] = ()
@@ -61,7 +61,7 @@ class Passes:
         return together(*passes, workers=workers, start=start)
 
     def _filled_up(
-        self, order: list[int], own: int, trusted: list[int], split: Split, epoch: int
+        self, order: list[int], own: int, trusted: list[int], split: Split | Passages, epoch: int
     ) -> list[int]:
         """Every batch with trusted pictures at its end, all of them equally often."""
         keys = [str(split.keys[i]) for i in trusted]
@@ -76,7 +76,7 @@ class Passes:
         fills = [[drawn.pop(0) for _ in range(count)] for count in wanted]
         return [place for pair in zip(batches, fills, strict=True) for part in pair for place in part]
 
-    def order(self, split: Split, share: int, epoch: int) -> list[int]:
+    def order(self, split: Split | Passages, share: int, epoch: int) -> list[int]:
         """Places in the split as they are visited."""
         keys = [str(key) for key in split.keys]
         out = draw.shuffled(keys, "order", self.seed, epoch)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from aniso.classes import ClassList
 from aniso.data import Unlabelled
 from aniso.errors import printable
-from aniso.learn.features import FeatureCache, encoder_of, features, passed
+from aniso.learn.features import FeatureCache, features, passed
+from aniso.learn.inside import encoder_of
 from aniso.weights.files import Told
 
 

@@ -10,8 +10,7 @@ import torch
 
 from aniso.compose import Coefficients, Composition
 from aniso.errors import UsageError
-from aniso.learn.evaluate import evaluate
-from aniso.learn.features import encoder_of
+from aniso.learn.gauge import Gauge, worth
 from aniso.learn.keep import Keep
 from aniso.weights.files import Told
 
@@ -53,14 +52,11 @@ def search(
             found=f"{len(keep.splits)} splits, first scale {points[0] if points else 'none'}",
             fix="keep=Best(task.val), points=(0, 0.1, …)",
         )
-    encoder = encoder_of(composition)
-    heads = {split.name: encoder.class_weights(split.classes) for split in keep.splits}
+    gauge = Gauge(composition, keep, workers=workers)
     tried: list[tuple[float, dict[str, float]]] = []
     for n, scale in enumerate(points):
         _fill(composition, scale)
-        found = {
-            s.name: evaluate(composition, s, head=heads[s.name], workers=workers).value for s in keep.splits
-        }
+        found = dict(worth(gauge.read()))
         tried.append((float(scale), found))
         if told:
             told("scales", n + 1, len(points))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from aniso.compose import Composition, Tangent
 from aniso.compose.slots import Slots
 from aniso.errors import UsageError
-from aniso.learn.features import encoder_of
 from aniso.learn.heads import Head
-from aniso.models import Encoder
+from aniso.learn.inside import model_of
+from aniso.models import Wrapped
 from aniso.vectors import Kind
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
@@ -39,7 +39,7 @@ class Trained:
     @classmethod
     def coefficients(cls, composition: Composition) -> Trained:
         identity = {
-            **encoder_identity(encoder_of(composition)),
+            **model_of(composition).identity(),
             "bank": composition.bank.content_hash,
             "partition": composition.partition.as_dict(),
             "linearised": composition.linearised,
@@ -47,10 +47,10 @@ class Trained:
         return cls(composition, {"values": composition.values}, identity, composition.slots)
 
     @classmethod
-    def weights(cls, encoder: Encoder, *, linearised: bool = False) -> Trained:
+    def weights(cls, encoder: Wrapped, *, linearised: bool = False) -> Trained:
         """A model of its own; those tensors are trained that are blocks, so not the text tower."""
         names = [part.key for block in encoder.layout.blocks for part in block.parts]
-        identity = {**encoder_identity(encoder), "trained": "weights", "linearised": linearised}
+        identity = {**encoder.identity(), "trained": "weights", "linearised": linearised}
         if linearised:
             tangent = Tangent(encoder, names)
             return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
@@ -59,7 +59,7 @@ class Trained:
         return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
 
     @classmethod
-    def layer_norms(cls, encoder: Encoder, *, without_last: int = 3) -> Trained:
+    def layer_norms(cls, encoder: Wrapped, *, without_last: int = 3) -> Trained:
         """A model of its own; the norms' weights and biases are trained, but for those of its last layers."""
         norms = [block for block in encoder.layout.blocks if block.kind is Kind.NORM]
         deepest = max((block.depth for block in norms if block.depth is not None), default=-1)
@@ -75,7 +75,7 @@ class Trained:
             )
         own = copy.deepcopy(encoder)
         parameters = dict(own.named_parameters())
-        identity = {**encoder_identity(encoder), "trained": "norms", "without_last": without_last}
+        identity = {**encoder.identity(), "trained": "norms", "without_last": without_last}
         return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
 
     def with_head(self, head: Head) -> Trained:
@@ -104,9 +104,3 @@ class Trained:
 
     def copied(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
-
-
-def encoder_identity(encoder: Encoder) -> dict[str, Any]:
-    """Its weights, what class weights are made of, and how it sees pictures."""
-    pixels = asdict(encoder.transforms.pixels)
-    return {"model": encoder.fingerprint, "text": encoder.text_fingerprint, "pixels": pixels}

@@ -1,8 +1,20 @@
-"""Image encoders with a layout, from either CLIP library or any classifier; class weights; views."""
+"""Image encoders, of either CLIP library or any classifier, with class weights and views; language models."""
 
 from aniso.models.cache import WeightsCache
 from aniso.models.encoder import Encoder
 from aniso.models.head import ClassWeights
+from aniso.models.language_model import LanguageModel, load_language_model
 from aniso.models.load import load_model, mini_bank, mini_directory
+from aniso.models.wrapped import Wrapped
 
-__all__ = ["load_model", "Encoder", "ClassWeights", "WeightsCache", "mini_bank", "mini_directory"]
+__all__ = [
+    "load_model",
+    "load_language_model",
+    "Encoder",
+    "LanguageModel",
+    "Wrapped",
+    "ClassWeights",
+    "WeightsCache",
+    "mini_bank",
+    "mini_directory",
+]

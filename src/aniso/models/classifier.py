@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import pixels_of
-from aniso.models.loading import building, data_only, fill, keys_misfit, needs, shape_misfit
+from aniso.models.loading import building, data_only, fill, filled, needs
 from aniso.models.transforms import Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
@@ -47,7 +46,7 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
             expected="a CLIP or an image classifier",
             fix="aniso inspect DIR",
         ) from None
-    network = _filled(network, open_weights(path if weights is None else weights))
+    network = filled(network, open_weights(path if weights is None else weights))
     labels = {int(i): str(label) for i, label in network.config.id2label.items()}
     classes = tuple(labels[i] for i in sorted(labels))
     _require_one_head(network)
@@ -128,37 +127,6 @@ def _require_one_head(network: Any) -> None:
             expected="a classifier with one head",
             fix="choose another model: those trained by distillation often come without it, too",
         )
-
-
-def _filled(network: Any, source: WeightSource) -> Any:
-    """A network with its weights. In files, transformers has older names for some, and translates them."""
-    if not set(network.state_dict()) - set(source.tensors):
-        fill(network, source)
-        return network
-    from transformers.utils import logging as said
-
-    logging: Any = said
-    bars, loudness = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        made, report = type(network).from_pretrained(
-            None,
-            config=network.config,
-            state_dict={key: source.read(key) for key in source.tensors},
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    finally:
-        logging.set_verbosity(loudness)
-        if bars:
-            logging.enable_progress_bar()
-    for key, found, expected in sorted(report["mismatched_keys"]):
-        raise shape_misfit(source, network, key, tuple(expected), tuple(found))
-    if report["missing_keys"] or report["unexpected_keys"]:
-        raise keys_misfit(source, network, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
-    return made
 
 
 def _features(network: Any, images: Tensor) -> Tensor:

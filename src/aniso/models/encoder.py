@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, Self, final
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.models.cache import WeightsCache
 from aniso.models.head import ClassWeights, of_prompts
 from aniso.models.transforms import Pixels, Transforms
-from aniso.vectors import BlockSource, Layout
+from aniso.models.wrapped import Wrapped
 from aniso.vectors.block import Kind
-from aniso.weights import TensorMap
 from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 from aniso.weights.source import ModelConfig
@@ -54,58 +53,27 @@ class Family:
 
 
 @final
-class Encoder(nn.Module):
+class Encoder(Wrapped):
     """A network whose forward pass gives image features.
 
-    It has the library's own children under the library's own names, so that its state dict is an ordinary
-    checkpoint. The text tower, if there is one, is frozen and part of no task vector.
+    The text tower, if there is one, is frozen and part of no task vector.
     """
 
     def __init__(
         self, name: str, network: nn.Module, family: Family, pixels: Pixels, config: ModelConfig | None = None
     ) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name, network, config)
         self.family = family
         self.transforms = Transforms(pixels)
-        self.model_config = config or ModelConfig()
-        # the very dictionaries, not copies: what is moved or composed here is moved and composed there
-        self.__dict__.update({part: network.__dict__[part] for part in _SHARED})
-        self.__dict__["_network"] = network
-        self.__dict__["same_as"] = (network,)  # where composed weights have to be put, too
-        for parameter in self.parameters():
-            parameter.requires_grad_(False)
-        self.eval()
-
-    _network: nn.Module
 
     def forward(self, images: Tensor) -> Tensor:
         """Image features, not normalised, of pictures that ``transforms`` has finished."""
         return self.family.image(self._network, images)
 
-    def train(self, mode: bool = True) -> Self:
-        """Batch norms stay in evaluation mode: the base's statistics are part of the base."""
-        super().train(mode)
-        self._network.training = mode
-        for module in self.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module.eval()
-        return self
-
-    # who it is
-
-    def weight_source(self) -> TensorMap:
-        """Its weights, as anything that reads weights takes them."""
-        return TensorMap(self.state_dict(), self.name, config=self.model_config)
-
-    @property
-    def layout(self) -> Layout:
-        return Layout.of(self.weight_source())
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the image encoder: equal for the same model under both libraries' names."""
-        return BlockSource(self.weight_source()).identity().content
+    def identity(self) -> dict[str, Any]:
+        """Its weights, what class weights are made of, and how it sees pictures."""
+        pixels = asdict(self.transforms.pixels)
+        return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}
 
     @property
     def logit_scale(self) -> float:
@@ -216,13 +184,6 @@ class Encoder(nn.Module):
         rows = torch.tensor([place[_plain(name)] for name in classes.names])
         picked = None if bias is None else bias.detach()[rows].clone()
         return ClassWeights(classes.names, weight.detach()[rows].clone(), picked, by_angle=False)
-
-    def __repr__(self) -> str:
-        size = sum(block.numel for block in self.layout.blocks)
-        return f"Encoder({self.name}: {len(self.layout.blocks)} blocks, {size:,} parameters)"
-
-
-_SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
 def _plain(name: str) -> str:

@@ -40,6 +40,37 @@ def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] 
     return (f"buffers not used: {', '.join(left[:3])}",) if left else ()
 
 
+def filled(network: Any, source: WeightSource) -> Any:
+    """A network with its weights. In files, transformers has older names for some, and translates them."""
+    if not set(network.state_dict()) - set(source.tensors):
+        fill(network, source)
+        return network
+    from transformers.utils import logging as said
+
+    logging: Any = said
+    bars, loudness = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        made, report = type(network).from_pretrained(
+            None,
+            config=network.config,
+            state_dict={key: source.read(key) for key in source.tensors},
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        logging.set_verbosity(loudness)
+        if bars:
+            logging.enable_progress_bar()
+    for key, found, expected in sorted(report["mismatched_keys"]):
+        raise shape_misfit(source, network, key, tuple(expected), tuple(found))
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise keys_misfit(source, network, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
+    return made
+
+
 def _matched(source: WeightSource, wanted: Mapping[str, object]) -> dict[str, str]:
     """The network's names to the file's: as they are, or without what stands before them."""
     plain = {name: name for name in wanted if name in source.tensors}

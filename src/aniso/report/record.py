@@ -15,7 +15,7 @@ _LARGEST = 64 << 20
 _FAILED = ".failed.json"
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
-Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time"]
+Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time", "lm"]
 Method = Literal["none", "vector", "search", "weights", "coefficients", "gradient-free"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
@@ -57,6 +57,9 @@ class Metrics(_Part):
     """Of an online run: what was right of the answers given on the way."""
     answers: dict[str, Any] = Field(default_factory=dict)
     """Of a run without labels: how often answers are those of zero-shot, how sure they are, their counts."""
+    perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
+    """Of texts."""
+    base_perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None
@@ -79,6 +82,10 @@ class Spec(_Part):
     shots: Annotated[int, Field(ge=0)] | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: int | None = None
+    train: str | None = None
+    """Texts that were learned from; at test time what was trained."""
+    test: str | None = None
+    """Texts."""
     head: str | None = None
     joint: bool = False
     select: str | None = None
@@ -94,6 +101,8 @@ class Spec(_Part):
         """The tasks whose accuracy the run is about."""
         if self.setting == "addition":
             return self.tasks or ()
+        if self.setting == "lm":
+            return (self.test,) if self.test is not None else ()
         names = (self.target, self.control) if self.setting == "negation" else (self.task,)
         return tuple(name for name in names if name is not None)
 
@@ -105,6 +114,7 @@ class Spec(_Part):
             "addition": ("tasks",),
             "negation": ("target", "control"),
             "finetune": ("task",),
+            "lm": ("train",),
             "test-time": (),  # pictures of one's own have no task, and no accuracy
         }[self.setting]
         free = ("shots", "fraction") if self.unchanged else ()
@@ -173,10 +183,11 @@ class Record(_Part):
 
 def read_records(paths: Sequence[Path]) -> list[Record]:
     """Every record of these files and of all JSON files under these directories; copies count once."""
-    read: dict[str, tuple[Path, Record]] = {}
+    read: dict[tuple[str, str], tuple[Path, Record]] = {}
     for path in _files(paths):
         record = _read(path)
-        first, known = read.setdefault(record.id, (path, record))
+        # experiments may have a run in common, such as zero-shot
+        first, known = read.setdefault((record.experiment, record.id), (path, record))
         if known != record:
             raise InputError(
                 "RECORD",

@@ -32,6 +32,8 @@ _IDENTITY = (
     "select",
     "budget",
     "lora",
+    "bank",
+    "evaluations",
 )
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
@@ -40,6 +42,7 @@ _AXES = {
     "negation": ("target", "seed"),
     "finetune": ("task", "seed"),
     "test-time": ("task", "seed"),
+    "lm": ("train", "test", "seed"),
 }
 _MANY = 8
 
@@ -222,7 +225,7 @@ def _columns(setting: Setting, records: Sequence[Record]) -> tuple[Column, ...]:
         return Column("accuracy"), Column("relative")
     if setting == "negation":
         return Column("target"), Column("control")
-    if setting in ("finetune", "test-time"):
+    if setting in ("finetune", "test-time", "lm"):
         return (Column("accuracy"),)
     if setting == "few-shot":
         shots = sorted({r.spec.shots for r in records if r.spec.shots})
@@ -399,6 +402,8 @@ def table(records: Iterable[Record]) -> Table:
         return _negation(found)
     if found.setting == "test-time":
         return _test_time(found)
+    if found.setting == "lm":
+        return _texts(found)
     rows = ((row.name, *(found.cell(row, column) for column in found.columns)) for row in found.rows)
     title = f"{found.name}: mean test accuracy over {found.count}, %"
     return Table(title, ("method", *(c.name for c in found.columns)), tuple(rows), found.caveats())
@@ -429,6 +434,20 @@ def _references(found: Results) -> list[str]:
     accuracy, relative = found.columns
     lost = [task for task in found.tasks[accuracy] if task not in found.tasks[relative]]
     return [f"relative is without {_listed(lost)}: no fine-tuned reference"] if lost else []
+
+
+def _texts(found: Results) -> Table:
+    (accuracy,) = found.columns
+    base = [value for row in found.rows for r in row.records for value in r.metrics.base_perplexity.values()]
+    rows = []
+    for row in found.rows:
+        own = [value for r in row.records for value in r.metrics.perplexity.values()]
+        measured = own or (base if row.fixed else [])
+        mean = Estimate(fmean(measured), standard_error(own), digits=2) if measured else None
+        rows.append((row.name, mean, found.cell(row, accuracy)))
+    title = f"{found.name}: how well tokens of {found.count.replace('task', 'text')} are guessed"
+    columns = ("method", "perplexity", "thought likeliest, %")
+    return Table(title, columns, tuple(rows), found.caveats())
 
 
 def _negation(found: Results) -> Table:
@@ -508,6 +527,8 @@ def _shown_columns(row: Row, columns: Sequence[Column]) -> Sequence[Column]:
 
 
 def _pair_name(row: Row, column: Column, found: Results) -> str:
-    if found.setting in ("addition", "finetune", "test-time") or (row.fixed and found.setting != "negation"):
+    if found.setting in ("addition", "finetune", "test-time", "lm") or (
+        row.fixed and found.setting != "negation"
+    ):
         return row.name
     return f"{row.name}, {column.name}"

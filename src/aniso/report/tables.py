@@ -23,10 +23,12 @@ class Estimate:
     mean: float
     error: float | None = None
     remark: str = ""
+    digits: int = 1
+    """Behind the point."""
 
     def __str__(self) -> str:
-        spread = "" if self.error is None else f" ± {self.error:.1f}"
-        return f"{self.mean:.1f}{spread}{f' ({self.remark})' if self.remark else ''}"
+        spread = "" if self.error is None else f" ± {self.error:.{self.digits}f}"
+        return f"{self.mean:.{self.digits}f}{spread}{f' ({self.remark})' if self.remark else ''}"
 
 
 Cell = Estimate | str | None

@@ -3,9 +3,10 @@
 from aniso.experiments.settings.addition import Addition
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.settings.finetune import FineTune
+from aniso.experiments.settings.language import Language
 from aniso.experiments.settings.negation import Negation
 from aniso.experiments.settings.peft import Peft
-from aniso.experiments.settings.setting import BaseSetting, Job
+from aniso.experiments.settings.setting import BaseSetting, Job, PictureSetting
 from aniso.experiments.settings.test_time import TestTime
 
 SETTINGS: dict[str, type[BaseSetting]] = {
@@ -15,6 +16,7 @@ SETTINGS: dict[str, type[BaseSetting]] = {
     "peft": Peft,
     "finetune": FineTune,
     "test-time": TestTime,
+    "lm": Language,
 }
 """By the name that specs call them."""
 
@@ -26,6 +28,8 @@ __all__ = [
     "Peft",
     "FineTune",
     "TestTime",
+    "Language",
     "BaseSetting",
+    "PictureSetting",
     "Job",
 ]

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from aniso.errors import UsageError
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, require_split
+from aniso.experiments.settings.setting import Job, PictureSetting, Tasks, require_split
 from aniso.learn import Best, CoefficientNorm, CrossEntropy, Objective, Schedule
 from aniso.learn.search import POINTS
 
 
-class Addition(BaseSetting):
+class Addition(PictureSetting):
     """The tasks' own vectors, composed so that the sum of the tasks' losses on validation data is least."""
 
     setting: Literal["addition"] = "addition"

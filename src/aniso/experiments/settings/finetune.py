@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from aniso.data.card import known_card, known_tasks
 from aniso.experiments.settings.setting import (
     LORA,
-    BaseSetting,
     Job,
     Method,
+    PictureSetting,
     Tasks,
     require_split,
     tested,
@@ -22,7 +22,7 @@ from aniso.learn import CrossEntropy, Last, Schedule
 from aniso.learn.lora import Layers
 
 
-class FineTune(BaseSetting):
+class FineTune(PictureSetting):
     """The paper's recipe; for known data sets with the paper's number of epochs."""
 
     setting: Literal["finetune"] = "finetune"
@@ -33,7 +33,7 @@ class FineTune(BaseSetting):
     targets: Layers = "both"
     """Layers that adapters are trained for."""
 
-    usual: ClassVar[Schedule] = BaseSetting.usual_weights
+    usual: ClassVar[Schedule] = PictureSetting.usual_weights
     _later: ClassVar[Mapping[str, Any]] = {"targets": "both"}
 
     @model_validator(mode="after")

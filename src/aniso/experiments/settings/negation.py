@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aniso.experiments.settings.setting import BaseSetting, Job, Tasks, require_split
+from aniso.experiments.settings.setting import Job, PictureSetting, Tasks, require_split
 from aniso.learn import CrossEntropy, Lowest, Schedule
 from aniso.learn.search import POINTS
 
@@ -23,7 +23,7 @@ _PAPER = {  # learning rate and epochs
 }
 
 
-class Negation(BaseSetting):
+class Negation(PictureSetting):
     """The target's own vector, scaled so that the target is forgotten and the control is not."""
 
     setting: Literal["negation"] = "negation"

@@ -98,10 +98,8 @@ class BaseSetting(Strict, ABC):
     partition: str = "blocks"
     schedule: ScheduleSpec = ScheduleSpec()
     seed: int = Field(default=0, ge=0)
-    split_seed: int = Field(default=0, ge=0)
     compare: bool = True
-    """Measure zero-shot accuracy, too."""
-    on_bad_image: Literal["error", "skip"] | int = "error"
+    """Measure the base, too."""
 
     usual: ClassVar[Schedule]
     """The paper's recipe."""
@@ -115,7 +113,7 @@ class BaseSetting(Strict, ABC):
         if self.needs_bank and self.bank is None:
             raise ValueError(f"method '{self.method}' needs a bank")
         if self.method == "gradient-free" and "evaluations" not in type(self).model_fields:
-            raise ValueError("learning without gradients is for few-shot and peft")
+            raise ValueError("learning without gradients is for few-shot, peft and lm")
         Partition.parse(self.partition)
         self.resolved_schedule()
         return self
@@ -168,9 +166,6 @@ class BaseSetting(Strict, ABC):
         """The same without a head."""
         return self
 
-    @abstractmethod
-    def job(self, tasks: Tasks) -> Job: ...
-
     def resolved_schedule(self) -> Schedule:
         given = {k: v for k, v in self.schedule.model_dump().items() if v is not None}
         return replace(self.usual_weights if self.method == "weights" else self.usual, **given)
@@ -200,14 +195,19 @@ class BaseSetting(Strict, ABC):
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-class OneTask(BaseSetting, ABC):
-    """Settings that learn a task from some of its own pictures."""
+class PictureSetting(BaseSetting, ABC):
+    """Settings about tasks, whose pictures belong to classes."""
 
-    task: str
-    keep: Literal["last", "best"] = "last"
-    """best chooses the epoch on the validation split, as the paper's tables do."""
-    view: Literal["few_shot", "train", "eval"] = "few_shot"
-    """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
+    split_seed: int = Field(default=0, ge=0)
+    on_bad_image: Literal["error", "skip"] | int = "error"
+
+    @abstractmethod
+    def job(self, tasks: Tasks) -> Job: ...
+
+
+class Adapts(BaseSetting, ABC):
+    """Settings that learn something new, with vectors of other things or without."""
+
     leave_out: tuple[str, ...] = Field(default=(), strict=False)
     select: Select | None = None
     """How vectors, or cells of them, are chosen before anything is learned; all are taken if not said."""
@@ -217,11 +217,10 @@ class OneTask(BaseSetting, ABC):
     lora: int | None = Field(default=None, ge=1)
     """With method weights: the rank of a LoRA that is trained in the place of all weights."""
     evaluations: int = Field(default=500, ge=1)
-    """Gradient-free: passes over the pictures that are tried."""
+    """Gradient-free: passes over the data that are tried."""
     parallel: int = Field(default=1, ge=1)
     """Gradient-free: tries that are made at once, each by a thread of its own."""
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
     _later: ClassVar[Mapping[str, Any]] = {
         "select": None,
         "budget": None,
@@ -248,6 +247,18 @@ class OneTask(BaseSetting, ABC):
     @property
     def selection(self) -> tuple[str, Budget] | None:
         return selected(self.select, self.budget)
+
+
+class OneTask(Adapts, PictureSetting, ABC):
+    """Settings that learn a task from some of its own pictures."""
+
+    task: str
+    keep: Literal["last", "best"] = "last"
+    """best chooses the epoch on the validation split, as the paper's tables do."""
+    view: Literal["few_shot", "train", "eval"] = "few_shot"
+    """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
+
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
 
 
 S = TypeVar("S", bound=BaseSetting)

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 
 from aniso.data import Labelled, Unlabelled, unlabelled_pictures
 from aniso.experiments.settings.setting import (
-    BaseSetting,
     BudgetSaid,
     Job,
+    PictureSetting,
     Tasks,
     chooses,
     others,
@@ -24,7 +24,7 @@ from aniso.learn.objectives import DataTerm
 from aniso.learn.selection import Budget
 
 
-class TestTime(BaseSetting):
+class TestTime(PictureSetting):
     """The test pictures without their labels; the last epoch is kept, for there is nothing to choose by."""
 
     __test__: ClassVar[bool] = False  # not one of pytest's

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from aniso.data import Labelled
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
+from aniso.learn.inside import encoder_of
 from aniso.learn.objectives.objective import DataTerm, Seen
-from aniso.models.transforms import Transforms
 
 VIEWS = ("train", "few_shot", "eval")
 
@@ -56,8 +56,8 @@ class CrossEntropy(DataTerm):
         classes = self.split.classes.key
         return {"loss": "cross-entropy", "split": self.split.manifest, "classes": classes, "view": self.view}
 
-    def views(self, transforms: Transforms) -> tuple[View, ...]:
-        view: View = getattr(transforms, self.view)
+    def views(self, model: nn.Module) -> tuple[View, ...]:
+        view: View = getattr(encoder_of(model).transforms, self.view)
         return (view,)
 
     def loss(self, seen: Seen) -> Tensor:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aniso.compose.slots import Slots
-from aniso.data import Split
+from aniso.data import Passages, Split
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
-from aniso.models.transforms import Transforms
+from aniso.learn.heads import Classifier
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Seen:
     """What a term gets to see of a batch."""
 
     features: tuple[Tensor, ...]
-    """For every view, not normalised."""
+    """For every view, not normalised; of texts what a language model says of them."""
     logits: tuple[Tensor, ...]
-    """For every view, over the split's classes."""
+    """For every view, over the split's classes; texts have none."""
     labels: Tensor | None
     """None for an unlabelled split, always."""
     trusted: Tensor | None = None
@@ -32,6 +33,11 @@ class Seen:
     """Which pictures counted before the step to where the loss is worst; None if there was none."""
     progress: float = 0.0
     """How much of the run is over."""
+
+
+def answered(head: Classifier | None, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Logits of every view; none where nothing answers."""
+    return () if head is None else tuple(head.logits(view) for view in features)
 
 
 class _Summable:
@@ -81,7 +87,7 @@ class Term(_Summable, ABC):
 class DataTerm(Term):
     """A loss on a split, which is a field of every such term."""
 
-    split: Split
+    split: Split | Passages
     looks: ClassVar[int] = 0
     """So many of the first views are only looked at: no gradient goes through them."""
     trusted_share: ClassVar[float] = 0.0
@@ -96,12 +102,12 @@ class DataTerm(Term):
         raise NotImplementedError
 
     @abstractmethod
-    def views(self, transforms: Transforms) -> tuple[View, ...]:
-        """How every picture is to be seen."""
+    def views(self, model: nn.Module) -> tuple[View, ...]:
+        """How every picture, or text, is to be seen by a model."""
 
     @abstractmethod
     def loss(self, seen: Seen) -> Tensor:
-        """A mean over the pictures seen."""
+        """A mean over the pictures, or texts, seen."""
 
 
 class ValueTerm(Term):

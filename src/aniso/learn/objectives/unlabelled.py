@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from aniso.data import Unlabelled
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
+from aniso.learn.inside import encoder_of
 from aniso.learn.objectives.objective import DataTerm, Seen
-from aniso.models.transforms import Transforms
 
 STRONG = ("few_shot", "strong", "train")
 NOBODY = -1  # the class of a picture that is not trusted
@@ -55,8 +55,8 @@ class _NoLabels(DataTerm):
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def views(self, transforms: Transforms) -> tuple[View, ...]:
-        return (transforms.eval,)
+    def views(self, model: nn.Module) -> tuple[View, ...]:
+        return (encoder_of(model).transforms.eval,)
 
 
 @final
@@ -150,8 +150,9 @@ class Contrastive(_NoLabels):
     def settings(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "strong": self.strong, "on": self.on}
 
-    def views(self, transforms: Transforms) -> tuple[View, ...]:
-        return transforms.eval, getattr(transforms, self.strong)
+    def views(self, model: nn.Module) -> tuple[View, ...]:
+        seen = encoder_of(model).transforms
+        return seen.eval, getattr(seen, self.strong)
 
     def loss(self, seen: Seen) -> Tensor:
         one, other = seen.features if self.on == "features" else seen.logits
@@ -200,8 +201,9 @@ class FixMatch(_NoLabels):
     def settings(self) -> dict[str, Any]:
         return {"power": self.power, "threshold": self.threshold, "most": self.most, "strong": self.strong}
 
-    def views(self, transforms: Transforms) -> tuple[View, ...]:
-        return transforms.eval, getattr(transforms, self.strong)
+    def views(self, model: nn.Module) -> tuple[View, ...]:
+        seen = encoder_of(model).transforms
+        return seen.eval, getattr(seen, self.strong)
 
     def trust(self, logits: Tensor) -> Tensor:
         """Of the pictures whose answer a class is, the most certain ones, for every class equally many."""

@@ -9,7 +9,7 @@ from aniso.learn.objectives import Objective
 from aniso.learn.objectives.objective import Term
 from aniso.learn.selection.remembered import Remembered
 from aniso.learn.selection.strategy import Budget, Scores, Strategy
-from aniso.models import Encoder
+from aniso.models import Wrapped
 from aniso.vectors import Bank
 from aniso.weights.files import Told
 
@@ -19,7 +19,7 @@ class Gradient(Strategy):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Wrapped,
         objective: Objective | Term,
         budget: int | str | Budget,
         *,

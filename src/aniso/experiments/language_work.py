@@ -1,0 +1,221 @@
+"""A setting about texts carried out: model, bank and texts read, the method applied, the result measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from torch import nn
+
+from aniso.compose import Coefficients, Composition, Plan
+from aniso.data import Passages, read_examples
+from aniso.errors import InputError, printable
+from aniso.experiments.banks import open_bank
+from aniso.experiments.choosing import strategy_of
+from aniso.experiments.learning import device_of, evolved, learned
+from aniso.experiments.outcome import Circumstances, Outcome
+from aniso.experiments.settings.language import Language
+from aniso.experiments.settings.setting import COMPOSED, others
+from aniso.learn import Best, Keep, LanguageLoss, Last, Trained, guessed, passages
+from aniso.learn.evaluate import wilson
+from aniso.learn.finetune import tuned_weights
+from aniso.learn.language import Guessed
+from aniso.learn.lora import Adapter, adapter
+from aniso.learn.passes import Passes
+from aniso.learn.selection import Choice
+from aniso.models import LanguageModel, load_language_model
+from aniso.vectors import Bank
+from aniso.weights import TensorMap
+
+
+@final
+@dataclass(frozen=True)
+class _Made:
+    model: nn.Module
+    facts: dict[str, Any] = field(default_factory=dict)
+    coefficients: Coefficients | None = None
+    weights: TensorMap | None = None
+    adapter: Adapter | None = None
+    notes: tuple[str, ...] = ()
+
+
+@final
+class LanguageWork:
+    """One setting on its way. What is loaded is loaded when first needed, and once."""
+
+    def __init__(self, setting: Language, circumstances: Circumstances | None = None) -> None:
+        self.setting = setting
+        self._how = circumstances or Circumstances()
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        return load_language_model(self.setting.model, self.setting.weights).to(device_of(self._how))
+
+    @cached_property
+    def bank(self) -> Bank:
+        """The vectors that are composed."""
+        setting = self.setting
+        whole = open_bank(str(setting.bank), self.model.weight_source(), seed=setting.seed)
+        names = others(whole.names, "", setting.leave_out)
+        if not names:
+            raise InputError(
+                "BANK-NAME",
+                f"bank '{printable(setting.bank)}' has no vector left",
+                found=", ".join(whole.names),
+                fix="leave out fewer",
+            )
+        found = whole.only(*names)
+        strategy = strategy_of(
+            setting, self._objective, self.model, workers=self._how.workers, told=self._how.told
+        )
+        self.choice = None if strategy is None else strategy.choose(found)
+        return found if self.choice is None else self.choice.bank
+
+    choice: Choice | None = None
+    """Which vectors, or cells, were kept, if the setting chooses; known once there is a bank."""
+
+    # texts
+
+    @cached_property
+    def _texts(self) -> dict[str, Passages]:
+        """By what they are for."""
+        said = {"train": self.setting.train, "val": self.setting.val, "test": self.setting.test}
+        return {role: self._read(name, role) for role, name in said.items() if name is not None}
+
+    def _read(self, name: str, role: str) -> Passages:
+        root = self._how.data
+        path = root / name[2:] if name.startswith("./") and root is not None else Path(name).expanduser()
+        # two files may have the same name
+        return passages(
+            self.model, read_examples(path), f"{path.name} {role}", role, length=self.setting.length
+        )
+
+    @cached_property
+    def _objective(self) -> Any:
+        return LanguageLoss(self._texts["train"]) * 1.0
+
+    @property
+    def _keep(self) -> Keep:
+        return Best(self._texts["val"]) if "val" in self._texts else Last()
+
+    # before anything is learned
+
+    def plan(self) -> tuple[Plan | None, dict[str, Any]]:
+        """What will be read, trained and needed, in numbers; fails where the work itself would."""
+        setting, schedule, memory = self.setting, self.setting.resolved_schedule(), None
+        facts: dict[str, Any] = {"method": setting.method, "texts": _sizes(self._texts)}
+        if setting.method in COMPOSED:
+            made = self._composition()
+            memory = made.plan
+            facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
+            if self.choice is not None:
+                facts["selection"] = self.choice.summary()
+        elif setting.method == "weights":
+            facts["trainable"] = self._trained_weights()[0].count
+        if setting.method in ("coefficients", "weights"):
+            passes = Passes([(self._texts["train"], ())], schedule, setting.seed)
+            facts["steps"] = schedule.epochs * passes.steps
+        return memory, facts
+
+    # the methods
+
+    def run(self) -> Outcome:
+        self._texts  # noqa: B018 (what cannot be read is found out now)
+        method = {
+            "none": lambda: _Made(self.model),
+            "coefficients": self._composed,
+            "gradient-free": self._evolved,
+            "weights": self._tuned,
+        }[self.setting.method]
+        return self._outcome(method())
+
+    def _composition(self) -> Composition:
+        return Composition(
+            self.model, self.bank, self.setting.resolved_partition(), runtime=self._how.runtime
+        )
+
+    def _composed(self) -> _Made:
+        made = self._composition()
+        done, facts = learned(
+            Trained.coefficients(made), self._objective, self._keep, self.setting, self._how
+        )
+        return _Made(made, facts, made.coefficients, notes=done.notes)
+
+    def _evolved(self) -> _Made:
+        made = self._composition()
+        facts = evolved(made, self._objective, self._keep, self.setting, self._how)
+        return _Made(made, facts, made.coefficients)
+
+    def _trained_weights(self) -> tuple[Trained, Adapter | None]:
+        if self.setting.rank is None:
+            return Trained.weights(self.model), None
+        made = adapter(self.model, self.setting.rank, seed=self.setting.seed)
+        return made.trained, made
+
+    def _tuned(self) -> _Made:
+        trained, made = self._trained_weights()
+        done, facts = learned(trained, self._objective, self._keep, self.setting, self._how)
+        weights = tuned_weights(self.model, trained) if made is None else None
+        return _Made(trained.model, facts, weights=weights, adapter=made, notes=done.notes)
+
+    # results
+
+    def _outcome(self, made: _Made) -> Outcome:
+        metrics: dict[str, Any] = {"accuracy": {}, **made.facts}
+        notes = [note for text in self._texts.values() for note in text.notes] + list(made.notes)
+        test = self._texts.get("test")
+        if test is None:
+            notes.append("warning: there are no texts to test by, so nothing was measured: --test FILE")
+        else:
+            found = self._guessed(made.model, test)
+            metrics["accuracy"][test.name] = _score(found)
+            metrics["perplexity"] = {test.name: found.perplexity}
+            if self.setting.compare and self.setting.method != "none":
+                before = self._guessed(self.model, test)
+                metrics["zero_shot"] = {test.name: before.right / before.tokens}
+                metrics["base_perplexity"] = {test.name: before.perplexity}
+        if self.choice is not None:
+            metrics["selection"] = self.choice.summary()
+            notes += self.choice.notes
+        return Outcome(
+            metrics,
+            self._inputs(),
+            self._names(),
+            made.coefficients,
+            made.weights,
+            made.adapter,
+            device=device_of(self._how).type,
+            notes=tuple(notes),
+        )
+
+    def _guessed(self, model: nn.Module, split: Passages) -> Guessed:
+        how, at_once = self._how, self.setting.resolved_schedule().micro_batch
+        return guessed(model, split, batch=min(16, at_once or 16), workers=how.workers, told=how.told)
+
+    def _names(self) -> dict[str, str]:
+        """Of files their names: where they lie is nobody's business."""
+        said = {"train": self.setting.train, "val": self.setting.val, "test": self.setting.test}
+        return {name: f"{Path(name).name} {role}" for role, name in said.items() if name is not None}
+
+    def _inputs(self) -> dict[str, Any]:
+        data = {text.name: text.manifest for text in self._texts.values()}
+        inputs: dict[str, Any] = {**self.model.identity(), "data": data}
+        if self.setting.method in COMPOSED:
+            inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
+        return inputs
+
+
+def _score(found: Guessed) -> dict[str, Any]:
+    """Of tokens, how many were thought the likeliest."""
+    return {
+        "correct": found.right,
+        "total": found.tokens,
+        "accuracy": found.right / found.tokens,
+        "interval": list(wilson(found.right, found.tokens)),
+    }
+
+
+def _sizes(texts: dict[str, Passages]) -> dict[str, int]:
+    return {text.name: len(text) for text in texts.values()}

@@ -1,0 +1,72 @@
+"""What is the same for all settings: learning by gradients, or by losses alone, as a setting says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aniso.compose import Composition
+from aniso.errors import UsageError, printable
+from aniso.experiments.outcome import Circumstances
+from aniso.experiments.settings import BaseSetting
+from aniso.experiments.settings.setting import Adapts
+from aniso.learn import Fit, Keep, Objective, Trained, fit
+from aniso.learn.gradient_free import evolve
+
+
+def device_of(how: Circumstances) -> torch.device:
+    """What was asked for; else the graphics card, if there is one."""
+    said = how.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=said).device
+    except (RuntimeError, AssertionError) as e:
+        raise UsageError(
+            "USAGE",
+            f"there is no device '{printable(said)}'",
+            reason=str(e).splitlines()[0][:200],
+            fix="--device cpu",
+        ) from None
+
+
+def learned(
+    trained: Trained, objective: Objective, keep: Keep, setting: BaseSetting, how: Circumstances
+) -> tuple[Fit, dict[str, Any]]:
+    """By gradients; with what a record says of it."""
+    done = fit(
+        trained,
+        objective,
+        setting.resolved_schedule(),
+        keep=keep,
+        seed=setting.seed,
+        directory=how.directory,
+        resume=how.resume,
+        allow_env_change=how.allow_env_change,
+        workers=how.workers,
+        online=setting.is_online,
+        told=how.told,
+        epoch_done=how.epoch_done,
+    )
+    history = list(done.history)
+    facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
+    return done, {**facts, "trainable": trained.count}
+
+
+def evolved(
+    made: Composition, objective: Objective, keep: Keep, setting: Adapts, how: Circumstances
+) -> dict[str, Any]:
+    """From losses alone; what a record says of it."""
+    done = evolve(
+        made,
+        objective,
+        evaluations=setting.evaluations,
+        parallel=setting.parallel,
+        keep=keep,
+        seed=setting.seed,
+        workers=how.workers,
+        told=how.told,
+        look_done=how.epoch_done,
+    )
+    history = list(done.history)
+    facts = {"kept_look": done.kept, "evaluations": history[-1]["evaluations"], "history": history}
+    return {**facts, "trainable": made.values.numel()}

@@ -1,0 +1,59 @@
+"""The model behind a composition, for what is not its weights' business."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from aniso.compose import Composition
+from aniso.data import Passages, Split
+from aniso.errors import UsageError
+from aniso.learn.heads import Among, Classifier, Head
+from aniso.models import Encoder, LanguageModel, Wrapped
+
+
+def encoder_of(model: nn.Module) -> Encoder:
+    """The encoder behind a model or a composition."""
+    inner = _inside(model)
+    if not isinstance(inner, Encoder):
+        raise UsageError(
+            "MODEL-NAME",
+            f"a {type(inner).__name__} is no encoder",
+            expected="a model from load_model, or a composition of one",
+            fix="aniso.load_model(...)",
+        )
+    return inner
+
+
+def language_model_of(model: nn.Module) -> LanguageModel:
+    """The language model behind a model or a composition."""
+    inner = _inside(model)
+    if not isinstance(inner, LanguageModel):
+        raise UsageError(
+            "MODEL-NAME",
+            f"a {type(inner).__name__} is no language model",
+            expected="a model from load_language_model, or a composition of one",
+            fix="aniso.load_language_model(...)",
+        )
+    return inner
+
+
+def model_of(model: nn.Module) -> Wrapped:
+    """Whichever of the two is behind it."""
+    inner = _inside(model)
+    return inner if isinstance(inner, LanguageModel) else encoder_of(model)
+
+
+def head_for(model: nn.Module, split: Split | Passages, own: Head | None = None) -> Classifier | None:
+    """What answers: a head of its own, or class weights from prompts.
+
+    Nothing does for texts, of which language models say it all themselves.
+    """
+    if isinstance(split, Passages):
+        return None
+    if own is None:
+        return encoder_of(model).class_weights(split.classes)
+    return own if own.names == split.classes.names else Among(own, split.classes.names)
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    return model.model if isinstance(model, Composition) else getattr(model, "_module", model)

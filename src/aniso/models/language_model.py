@@ -1,0 +1,230 @@
+"""Language models of transformers: how well they guess texts, and texts as they read them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aniso.errors import InputError, UsageError, printable
+from aniso.models.hugging_face import LateTokenizer, backend_text
+from aniso.models.loading import data_only, filled, needs
+from aniso.models.wrapped import Wrapped
+from aniso.weights import Ref, open_weights
+from aniso.weights.directory import read_json, transformers_config
+from aniso.weights.hub import fetch, looks_like_hub_id
+from aniso.weights.source import ModelConfig
+
+NOTHING = -1
+"""In the place of a token."""
+_LONGEST = 1 << 20  # of models that can read any length
+
+
+@final
+class LanguageModel(Wrapped):
+    """A network whose forward pass says, of every row of tokens, how well it guesses them."""
+
+    def __init__(
+        self, name: str, network: nn.Module, tokens: TextTokens, config: ModelConfig | None = None
+    ) -> None:
+        super().__init__(name, network, config)
+        self.tokens = tokens
+
+    @property
+    def answers(self) -> bool:
+        """Whether prompts are read by an encoder of their own, and completions given by a decoder."""
+        return bool(getattr(self._config, "is_encoder_decoder", False))
+
+    @property
+    def _config(self) -> Any:
+        return self._network.config
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it can read at once."""
+        found = getattr(self._config, "max_position_embeddings", None) or getattr(
+            self._config, "n_positions", None
+        )
+        return found if isinstance(found, int) and found > 0 and not self.answers else _LONGEST
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Of rows (read, to be guessed): the sum of -log p, how many were guessed, and how many right."""
+        read, guessed = (_cut(rows[:, i]) for i in (0, 1))
+        known = read != NOTHING
+        given = {"input_ids": read.clamp(min=0), "attention_mask": known.long()}
+        network: Any = self._network
+        if self.answers:
+            labels = guessed.masked_fill(guessed == NOTHING, -100)
+            begun = network.prepare_decoder_input_ids_from_labels(labels=labels)
+            logits = network(**given, decoder_input_ids=begun, use_cache=False).logits
+        else:
+            width = read.shape[1]
+            guessed = functional.pad(guessed, (0, max(0, width - guessed.shape[1])), value=NOTHING)[:, 1:]
+            logits = network(**given, use_cache=False).logits[:, :-1]
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1).float(), guessed.flatten(), ignore_index=NOTHING, reduction="none"
+        ).view(guessed.shape)
+        counted = guessed != NOTHING
+        right = (logits.argmax(-1) == guessed) & counted
+        return torch.stack([losses.sum(1), counted.sum(1), right.sum(1)], 1)
+
+    def identity(self) -> dict[str, Any]:
+        """Its weights, and how it reads texts."""
+        return {"model": self.fingerprint, "tokens": self.tokens.fingerprint}
+
+    def rows(
+        self, prompt: str | None, completion: str, length: int
+    ) -> tuple[list[tuple[Tensor, Tensor]], bool]:
+        """A text as rows of at most ``length`` tokens, and whether something had to be left out.
+
+        A prompt is read, its completion guessed: if they are too long together, the prompt loses its
+        beginning. A text without a prompt is guessed as a whole, in as many rows as it takes.
+        """
+        if length < 2 or length > self.longest:
+            raise UsageError(
+                "MODEL-LENGTH",
+                f"'{printable(self.name)}' cannot read {length} tokens at once",
+                expected=f"2 to {self.longest:,}",
+                fix=f"--length {min(512, self.longest)}",
+            )
+        if self.answers:
+            return self._answered(prompt, completion, length)
+        if prompt is None:
+            return self._continued(completion, length), False
+        before, after = self.tokens.opening(prompt), self.tokens.ending(completion)
+        after, cut = after[:length], len(before) + len(after) > length
+        before = before[max(0, len(before) + len(after) - length) :]
+        return [_row([*before, *after], [NOTHING] * len(before) + after)], cut
+
+    def _answered(
+        self, prompt: str | None, completion: str, length: int
+    ) -> tuple[list[tuple[Tensor, Tensor]], bool]:
+        if prompt is None:
+            raise UsageError(
+                "DATA-TEXT",
+                f"'{printable(self.name)}' answers to prompts, and this text has none",
+                fix='a file of lines {"prompt": "…", "completion": "…"}',
+            )
+        before, after = self.tokens.whole(prompt), self.tokens.ending(completion)
+        return [_row(before[-length:], after[:length])], max(len(before), len(after)) > length
+
+    def _continued(self, text: str, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Every token but the very first is guessed once; rows overlap by one token, which is only read."""
+        tokens = self.tokens.opening("") + self.tokens.ending(text)
+        starts = range(0, max(1, len(tokens) - 1), length - 1)
+        pieces = [tokens[start : start + length] for start in starts]
+        return [_row(piece, [NOTHING, *piece[1:]]) for piece in pieces]
+
+
+def _row(read: list[int], guessed: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(read, dtype=torch.int32), torch.tensor(guessed, dtype=torch.int32)
+
+
+def _cut(rows: Tensor) -> Tensor:
+    """Without the columns at the end that have no token in any row."""
+    used = (rows != NOTHING).any(0).nonzero()
+    return rows[:, : int(used[-1]) + 1 if len(used) else 1]
+
+
+@final
+class TextTokens(LateTokenizer):
+    """A tokenizer from a directory, in tokenizers' own format: nothing in it can run."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+
+    def _read(self) -> Any:
+        from transformers import AutoTokenizer
+
+        reason = "there is none"
+        if (self._path / "tokenizer.json").is_file():
+            try:
+                made = AutoTokenizer.from_pretrained(
+                    str(self._path), local_files_only=True, trust_remote_code=False, use_fast=True
+                )
+            except Exception as e:  # the tokenizers library has no narrower one
+                reason = f"damaged: {type(e).__name__}"
+            else:
+                if len(made) <= self._size:
+                    return made
+                reason = f"it has {len(made)} tokens"
+        raise InputError(
+            "MODEL-TOKENIZER",
+            f"'{printable(self._path)}' has no tokenizer that fits the model",
+            expected=f"tokenizer.json with at most {self._size} tokens",
+            found=reason,
+            fix="download the whole repository: hf download OWNER/NAME; or save one in this format: "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(DIR)",
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(backend_text(self._tokenizer).encode()).hexdigest()
+
+    def whole(self, text: str) -> list[int]:
+        """With all marks that the model expects around a text."""
+        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+    def opening(self, text: str) -> list[int]:
+        """With the mark of a beginning, if the model has one, and none of an end."""
+        found = self.whole(text)
+        end = self._tokenizer.eos_token_id
+        begin = self._tokenizer.bos_token_id
+        return found[:-1] if found and found[-1] == end and end != begin else found
+
+    def ending(self, text: str) -> list[int]:
+        """With the mark of an end, if the model has one, and none of a beginning."""
+        found = list(
+            self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        )
+        end = self._tokenizer.eos_token_id
+        return found if end is None else [*found, int(end)]
+
+
+def load_language_model(name: str | Path, weights: Ref | None = None) -> LanguageModel:
+    """A causal or a sequence-to-sequence model of transformers, from a directory or a hub id.
+
+    ``weights`` from elsewhere replace its own. Everything is read as data; no code is ever run.
+    """
+    path = Path(name).expanduser()
+    if not path.is_dir() and looks_like_hub_id(str(name)):
+        path = fetch(str(name)).path
+    if not (path / "config.json").is_file():
+        raise InputError(
+            "MODEL-NAME",
+            f"there is no language model '{printable(name)}'",
+            expected="a directory with config.json, or a hub id owner/name",
+            fix="name the directory of the base",
+        )
+    said = read_json(path / "config.json")
+    network = filled(_built(path, said), open_weights(path if weights is None else weights)).float()
+    config, _ = transformers_config(said)
+    tokens = TextTokens(path, int(network.get_input_embeddings().num_embeddings))
+    return LanguageModel(path.resolve().name if path.is_dir() else str(name), network, tokens, config)
+
+
+def _built(path: Path, said: dict[str, Any]) -> Any:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    except ImportError:
+        raise needs("hf", "transformers") from None
+    kind = said.get("model_type")
+    try:
+        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
+        config = AutoConfig.for_model(str(kind), **settings)
+        auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return auto.from_config(config)
+    except Exception as e:  # transformers' own for wrong settings have no base in common
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' holds no language model",
+            found=printable(kind),
+            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
+            expected="a causal or sequence-to-sequence model of transformers",
+            fix="aniso inspect DIR",
+        ) from None
