@@ -28,7 +28,7 @@ from typing import Any
 
 VECTORS = 21
 STORAGES = ("fp32", "fp16", "int8", "int4")
-RANKS = (4, 16)
+RANKS = (4, 16, 64)
 BATCH = 16
 Step = Callable[[], None]
 
@@ -131,6 +131,41 @@ def floor_step() -> Step:
     return step
 
 
+def transformers_model() -> Any:
+    """The same architecture in transformers, which PEFT adapts."""
+    import torch
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        patch_size=32,
+        image_size=224,
+        projection_dim=512,
+    )
+    model: Any = CLIPVisionModelWithProjection(config)
+    return model.eval()
+
+
+def transformers_step(*, rank: int | None = None) -> Step:
+    """The floor over there; or plain training of one LoRA by PEFT, without the optimiser."""
+    model, x = transformers_model(), images()
+    if rank is not None:
+        from peft import LoraConfig, get_peft_model
+
+        layers = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+        model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=32, target_modules=layers))
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(pixel_values=x).image_embeds.square().mean().backward()
+
+    return step
+
+
 def naive_step(root: Path, n: int, *, linear: bool = False) -> Step:
     """A sum of scaled vectors in Python for every weight; of 32-bit vectors that are all in memory."""
     import torch
@@ -226,17 +261,28 @@ CASES: dict[str, Callable[[Path, int], Step]] = {
     "streamed int8": partial(our_step, storage="int8", stream=True),
     "LoRA rank 4": partial(our_step, storage="lora4"),
     "LoRA rank 16": partial(our_step, storage="lora16"),
+    "LoRA rank 64": partial(our_step, storage="lora64"),
+    "transformers floor": lambda root, n: transformers_step(),
+    "PEFT trains rank 16": lambda root, n: transformers_step(rank=16),
+    "x1": partial(our_step, storage="fp32", partition="random:1"),
+    "x5": partial(our_step, storage="fp32", partition="random:5"),
+    "x80": partial(our_step, storage="fp32", partition="random:80"),
     "x20": partial(our_step, storage="fp32", partition="random:20"),
     "x1200": partial(our_step, storage="fp32", partition="random:1200"),
     "linearised": partial(our_step, storage="fp32", linear=True),
     "naive linearised": partial(naive_step, linear=True),
 }
+LOW_RANK = (
+    *("floor", "LoRA rank 4", "LoRA rank 16", "LoRA rank 64"),
+    *("transformers floor", "PEFT trains rank 16"),
+)
 # Cases that take turns in one process; what naive sums need leaves no room for the other banks.
 TIMED = (
     (21, ("floor", "naive", "fp32")),
-    (21, ("floor", "fp16", "int8", "int8 plain", "int4", "LoRA rank 4", "LoRA rank 16")),
+    (21, ("floor", "fp16", "int8", "int8 plain", "int4")),
+    (21, LOW_RANK),
     (21, ("floor", "streamed fp32", "streamed int8")),
-    (8, ("floor", "naive", "fp32", "int8", "x20", "x1200")),
+    (8, ("floor", "naive", "fp32", "int8", "x1", "x5", "x20", "x80", "x1200")),
     (8, ("floor", "linearised", "naive linearised")),
     (1, ("floor", "naive", "fp32", "int8")),
 )
@@ -245,9 +291,9 @@ STREAMING: list[str] = []
 MEASURED = {
     21: (
         *("floor", "naive", "fp32", "fp16", "int8", "int4"),
-        *("streamed fp32", "streamed int8", "LoRA rank 4", "LoRA rank 16"),
+        *("streamed fp32", "streamed int8", *LOW_RANK[1:]),
     ),
-    8: ("fp32", "x20", "x1200"),
+    8: ("fp32", "x1", "x5", "x20", "x80", "x1200"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,14 @@ def test_two_adapters_composed_know_what_neither_knows(home: Path, tmp_path: Pat
     given = ("--bank", tmp_path / "bank", "--base", home / "base", "--to", "peft")
     done("bake", file, *given, "-o", tmp_path / "one")
     assert_close_in_peft(home, tmp_path, Coefficients.load(file))
+
+    apart = ("--factors", "--epochs", 20, "--batch", 8, "-o", tmp_path / "factors")
+    ran = done(*learn(home, "few of both", "--bank", tmp_path / "bank", *apart))
+    losses = [row["loss"] for row in ran["metrics"]["history"][1:]]
+    assert losses[-1] < 0.7 * losses[0]
+    assert ran["metrics"]["trainable"] == 2 * composed["metrics"]["trainable"]
+    config = json.loads((tmp_path / "factors" / "adapter" / "adapter_config.json").read_text())
+    assert config["r"] == 8 and not config["rank_pattern"]
 
 
 def sum_of(home: Path, bank: Path) -> float:

@@ -131,6 +131,11 @@ LoraInPlace = Annotated[
     int | None, typer.Option("--lora", help="With --method weights: train a LoRA of this rank.", min=1)
 ]
 
+FactorsApart = Annotated[
+    bool | None,
+    typer.Option("--factors", help="Of adapters: coefficients for A and for B; gives one adapter."),
+]
+
 # keys of its schedule
 
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]

@@ -131,7 +131,7 @@ def composed_adapter(
     for slot, values in zip(own.slots.blocks, own.slots.divided(own.values), strict=True):
         if bool(values.any()):
             deltas = chosen.only(*slot.vectors).read_block(slot.block.name, exact=False)
-            for module, part in _layers(blocks, blocks.layout.by_name[slot.block.name]):
+            for module, part in layers_of(blocks, blocks.layout.by_name[slot.block.name]):
                 made, gone, size = _layer(slot, values, deltas, part, rank)
                 lost, whole = lost + gone, whole + size
                 if made is not None:
@@ -148,7 +148,7 @@ def composed_adapter(
     return ComposedAdapter(updates, math.sqrt(lost / whole) if whole else 0.0, turned, own, chosen)
 
 
-def _layers(blocks: BlockSource, block: Block) -> list[tuple[str, Part]]:
+def layers_of(blocks: BlockSource, block: Block) -> list[tuple[str, Part]]:
     """The linear layers whose weights a block is made of."""
     out = []
     for part in block.parts:

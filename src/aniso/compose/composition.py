@@ -64,7 +64,7 @@ class Composition(nn.Module):
         self._mesh = mesh
         self.linearised = isinstance(model, Linearised)
         inner = model.module if isinstance(model, Linearised) else model
-        source = _source(inner)
+        source = source_of(inner)
         self.layout = bank.over(source, any_base=any_base).layout
         self._tied = tied_names(source)
         require_no_lists(inner)
@@ -219,7 +219,7 @@ class Composition(nn.Module):
         """Ordinary weights under the model's names, composed when they are read or saved."""
         if self.linearised:
             raise _no_weights()
-        return Baked(_source(self._model), self.bank, self.coefficients, any_base=True)
+        return Baked(source_of(self._model), self.bank, self.coefficients, any_base=True)
 
     # being a module
 
@@ -295,7 +295,7 @@ class Composition(nn.Module):
         return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
 
 
-def _source(model: nn.Module) -> WeightSource:
+def source_of(model: nn.Module) -> WeightSource:
     """A model's weights, with what it says of itself, or its configuration if it is one of Hugging Face's."""
     if isinstance(model, HasWeights):
         return model.weight_source()

@@ -18,6 +18,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.weights.jsontext import JsonError, parse_object
 
 JSON_LINES = (".jsonl", ".ndjson")
+_NOT_TEXT = (".json", ".csv", ".tsv", ".parquet", ".yaml", ".yml")
 NOTHING = -1
 """In the place of a token: beyond a row's end, or where no token is to be guessed."""
 
@@ -39,6 +40,13 @@ def read_examples(path: str | Path) -> tuple[Example, ...]:
     Any other file is one long text.
     """
     path = Path(path)
+    if path.suffix.lower() in _NOT_TEXT:
+        raise InputError(
+            "DATA-TEXT",
+            f"'{printable(path)}' would be read as one long text",
+            expected='lines {"prompt": "…", "completion": "…"} in a file .jsonl, or a text in a file .txt',
+            fix="rename it, or write one example a line",
+        )
     if path.suffix.lower() not in JSON_LINES:
         text = read_text(path)
         if not text.strip():
@@ -57,14 +65,23 @@ def _example(line: str, where: str) -> Example:
         raise InputError(
             "DATA-TEXT", f"{where} is no JSON object", reason=printable(e), fix="correct the line"
         ) from None
-    keys = {"prompt", "completion"} if "completion" in said else {"text"}
-    if not keys <= set(said) or not all(isinstance(said[key], str) for key in keys):
+    keys = {"text"} if "text" in said else {"prompt", "completion"}
+    used = set(said) & {"text", "prompt", "completion"}
+    if keys != used or not all(isinstance(said[key], str) for key in keys):
         raise InputError(
             "DATA-TEXT",
             f"{where} is no example",
             expected='{"prompt": "…", "completion": "…"}, or {"text": "…"}',
             found=printable(", ".join(f"{key}: {type(value).__name__}" for key, value in said.items())),
             fix="rename the keys; texts are strings",
+        )
+    if any("\ud800" <= letter <= "\udfff" for key in keys for letter in said[key]):
+        raise InputError(
+            "DATA-TEXT",
+            f"{where} is no text",
+            found="half of a character (\\ud800 to \\udfff)",
+            expected="UTF-8",
+            fix="correct the line",
         )
     found = said["completion"] if "completion" in said else said["text"]
     if not found.strip():

@@ -10,8 +10,10 @@ from typing import Any, final
 from torch import nn
 
 from aniso.compose import Coefficients, Composition, Plan
+from aniso.compose.composed_adapter import ComposedAdapter
+from aniso.compose.factors import FactorComposition
 from aniso.data import Passages, read_examples
-from aniso.errors import InputError, printable
+from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.banks import open_bank
 from aniso.experiments.choosing import strategy_of
 from aniso.experiments.learning import device_of, evolved, learned
@@ -21,7 +23,7 @@ from aniso.experiments.settings.setting import COMPOSED, others
 from aniso.learn import Best, Keep, LanguageLoss, Last, Trained, guessed, passages
 from aniso.learn.evaluate import wilson
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.language import Guessed
+from aniso.learn.language import TEXTS, Guessed
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.passes import Passes
 from aniso.learn.selection import Choice
@@ -37,7 +39,7 @@ class _Made:
     facts: dict[str, Any] = field(default_factory=dict)
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
-    adapter: Adapter | None = None
+    adapter: Adapter | ComposedAdapter | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -82,7 +84,9 @@ class LanguageWork:
     def _texts(self) -> dict[str, Passages]:
         """By what they are for."""
         said = {"train": self.setting.train, "val": self.setting.val, "test": self.setting.test}
-        return {role: self._read(name, role) for role, name in said.items() if name is not None}
+        found = {role: self._read(name, role) for role, name in said.items() if name is not None}
+        _require_apart(found)
+        return found
 
     def _read(self, name: str, role: str) -> Passages:
         root = self._how.data
@@ -107,7 +111,7 @@ class LanguageWork:
         setting, schedule, memory = self.setting, self.setting.resolved_schedule(), None
         facts: dict[str, Any] = {"method": setting.method, "texts": _sizes(self._texts)}
         if setting.method in COMPOSED:
-            made = self._composition()
+            made = self._planned()
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
             if self.choice is not None:
@@ -118,6 +122,11 @@ class LanguageWork:
             passes = Passes([(self._texts["train"], ())], schedule, setting.seed)
             facts["steps"] = schedule.epochs * passes.steps
         return memory, facts
+
+    def _planned(self) -> Composition:
+        if self.setting.composes_factors:
+            return FactorComposition.of(self.model, self.bank, runtime=self._how.runtime).composition
+        return self._composition()
 
     # the methods
 
@@ -137,11 +146,20 @@ class LanguageWork:
         )
 
     def _composed(self) -> _Made:
+        if self.setting.composes_factors:
+            return self._factors()
         made = self._composition()
         done, facts = learned(
             Trained.coefficients(made), self._objective, self._keep, self.setting, self._how
         )
         return _Made(made, facts, made.coefficients, notes=done.notes)
+
+    def _factors(self) -> _Made:
+        """Adapters, factor by factor."""
+        made = FactorComposition.of(self.model, self.bank, runtime=self._how.runtime)
+        trained = Trained.coefficients(made.composition)
+        done, facts = learned(trained, self._objective, self._keep, self.setting, self._how)
+        return _Made(made.composition, facts, adapter=made.adapter(), notes=done.notes)
 
     def _evolved(self) -> _Made:
         made = self._composition()
@@ -192,7 +210,7 @@ class LanguageWork:
 
     def _guessed(self, model: nn.Module, split: Passages) -> Guessed:
         how, at_once = self._how, self.setting.resolved_schedule().micro_batch
-        return guessed(model, split, batch=min(16, at_once or 16), workers=how.workers, told=how.told)
+        return guessed(model, split, batch=min(TEXTS, at_once or TEXTS), workers=how.workers, told=how.told)
 
     def _names(self) -> dict[str, str]:
         """Of files their names: where they lie is nobody's business."""
@@ -205,6 +223,18 @@ class LanguageWork:
         if self.setting.method in COMPOSED:
             inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         return inputs
+
+
+def _require_apart(texts: dict[str, Passages]) -> None:
+    """What is measured on what was learned from, or chosen by, means nothing."""
+    known = {text.manifest: text for role, text in texts.items() if role != "test"}
+    test = texts.get("test")
+    if test is not None and test.manifest in known:
+        raise UsageError(
+            "LEARN-TEST",
+            f"{printable(test.name)} and {printable(known[test.manifest].name)} are the same texts",
+            fix="--test with other texts, or leave it out",
+        )
 
 
 def _score(found: Guessed) -> dict[str, Any]:

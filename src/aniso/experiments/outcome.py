@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from aniso.compose import Coefficients, Runtime
+from aniso.compose.composed_adapter import ComposedAdapter
 from aniso.learn.heads import Head
 from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter
@@ -48,7 +49,7 @@ class Outcome:
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
     """All of the model's weights, if they were trained."""
-    adapter: Adapter | None = None
+    adapter: Adapter | ComposedAdapter | None = None
     """What was trained in their place."""
     head: Head | None = None
     head_of: Mapping[str, str] = field(default_factory=dict)

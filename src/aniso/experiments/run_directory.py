@@ -50,6 +50,8 @@ class RunDirectory:
         }
         if setting.trains_norms:
             result["coefficients"] = [METRICS, WEIGHTS]
+        if setting.composes_factors:
+            result["coefficients"] = [METRICS, ADAPTER]
         if setting.rank is not None:
             result["weights"] = [METRICS, ADAPTER]
         head = [HEAD] if setting.head_kind is not None else []

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan
+from aniso.compose.composed_adapter import ComposedAdapter
+from aniso.compose.factors import FactorComposition
 from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
@@ -48,7 +50,7 @@ class _Made:
     facts: dict[str, Any] = field(default_factory=dict)
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
-    adapter: Adapter | None = None
+    adapter: Adapter | ComposedAdapter | None = None
     head: Head | None = None
     notes: tuple[str, ...] = ()
 
@@ -133,7 +135,7 @@ class Work:
         if self.setting.trains_norms:
             facts["trainable"] = Trained.layer_norms(self.encoder).count
         elif self.setting.method in (*COMPOSED, "search"):
-            made = self._over(self.bank, self._partition())
+            made = self._planned()
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
             if self.choice is not None:
@@ -156,6 +158,11 @@ class Work:
             facts["head"] = f"{head.kind}, {VIEWS} views of {len(self._shots()):,} pictures{together}"
         facts["chosen_by"] = {split.name: len(split) for split in job.keep.splits}
         return memory, facts
+
+    def _planned(self) -> Composition:
+        if self.setting.composes_factors:
+            return FactorComposition.of(self.encoder, self.bank, runtime=self._how.runtime).composition
+        return self._over(self.bank, self._partition())
 
     # the methods
 
@@ -203,12 +210,20 @@ class Work:
             return self._with_own_norms()
         if self.setting.is_joint:
             return self._joint()
+        if self.setting.composes_factors:
+            return self._factors()
         known = self._learned_before()
         if known is not None:
             return known
         made = self._over(self.bank, self._partition())
         facts, notes = self._learn(Trained.coefficients(made))
         return _Made(lambda name: made, facts, made.coefficients, notes=notes)
+
+    def _factors(self) -> _Made:
+        """Adapters, factor by factor."""
+        made = FactorComposition.of(self.encoder, self.bank, runtime=self._how.runtime)
+        facts, notes = self._learn(Trained.coefficients(made.composition))
+        return _Made(lambda name: made.composition, facts, adapter=made.adapter(), notes=notes)
 
     def _evolved(self) -> _Made:
         """Coefficients from losses alone."""

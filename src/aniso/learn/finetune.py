@@ -16,6 +16,7 @@ from aniso.learn.objectives import CrossEntropy
 from aniso.learn.schedule import Schedule
 from aniso.learn.trained import Trained
 from aniso.models import Encoder, Wrapped
+from aniso.vectors.block import tied_names
 from aniso.weights import TensorMap
 from aniso.weights.files import Told
 
@@ -72,4 +73,6 @@ def finetune(
 def tuned_weights(encoder: Wrapped, trained: Trained) -> TensorMap:
     """All of the model's weights, those that were trained as they are now."""
     moved = trained.model.tuned() if isinstance(trained.model, Tangent) else trained.copied()
-    return TensorMap({**encoder.state_dict(), **moved}, encoder.name, config=encoder.model_config)
+    tied = tied_names(encoder.weight_source())  # all names of a tensor get what was trained under one
+    weights = {name: moved.get(tied.get(name, name), old) for name, old in encoder.state_dict().items()}
+    return TensorMap(weights, encoder.name, config=encoder.model_config)

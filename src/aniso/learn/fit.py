@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aniso.compose import Coefficients, Composition
-from aniso.data import Unlabelled
+from aniso.data import Passages, Unlabelled
 from aniso.errors import NumericalError, StoppedError, UsageError, printable
 from aniso.learn.keep import Keep, Last
 from aniso.learn.loop import Loop, Row
@@ -107,6 +107,14 @@ def _require_sense(objective: Objective, trained: Trained) -> None:
             "OBJECTIVE",
             f"'{objective.value_terms[0][1].name}' is about coefficients, but weights are trained",
             fix="leave that term out",
+        )
+    lengths = {term.split.length for _, term in objective.data_terms if isinstance(term.split, Passages)}
+    if len(lengths) > 1:
+        raise UsageError(
+            "OBJECTIVE",
+            "texts of one objective go through the model together, and these are cut to different lengths",
+            found=", ".join(map(str, sorted(lengths))),
+            fix=f"passages(…, length={max(lengths)}) for all of them",
         )
     names = [term.name for _, term in objective.parts]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -12,10 +12,10 @@ from aniso.learn.evaluate import evaluate
 from aniso.learn.heads import Head
 from aniso.learn.inside import head_for
 from aniso.learn.keep import Keep, Measured
-from aniso.learn.language import guessed
+from aniso.learn.language import TEXTS, guessed
 from aniso.weights.files import Told
 
-_PICTURES, _TEXTS = 256, 16
+_PICTURES = 256
 
 
 @final
@@ -42,7 +42,7 @@ class Gauge:
         """Accuracies by the name of the split, and perplexities if there are texts."""
         out: dict[str, dict[str, float]] = {"accuracy": {}}
         for split in self._splits:
-            most = _TEXTS if isinstance(split, Passages) else _PICTURES
+            most = TEXTS if isinstance(split, Passages) else _PICTURES
             batch = min(most, self._at_once or most)
             if isinstance(split, Passages):
                 found = guessed(self._model, split, batch=batch, workers=self._workers, told=told)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from aniso.data import Batch, Batches
+from aniso.data import Batch, Batches, Passages
 from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.heads import Classifier
 from aniso.learn.inside import head_for
+from aniso.learn.language import TEXTS
 from aniso.learn.objectives import DataTerm, Objective, Seen, answered
 from aniso.models import Wrapped
 from aniso.vectors import Bank, Block, TaskVector
@@ -66,7 +67,8 @@ def weight_gradient(
             _require_plain(term)
             head = head_for(encoder, term.split)
             views = term.views(encoder)
-            pass_ = Batches(term.split, *views, size=batch, seed=seed, workers=workers)
+            size = min(batch, TEXTS) if isinstance(term.split, Passages) else batch
+            pass_ = Batches(term.split, *views, size=size, seed=seed, workers=workers)
             done = 0
             for pictures in pass_:
                 seen = _seen(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, pictures)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from aniso.compose import Composition
+from aniso.compose.factors import Factors
 from aniso.data import Passages, Split
 from aniso.errors import UsageError
 from aniso.learn.heads import Among, Classifier, Head
@@ -56,4 +57,5 @@ def head_for(model: nn.Module, split: Split | Passages, own: Head | None = None)
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    return model.model if isinstance(model, Composition) else getattr(model, "_module", model)
+    inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
+    return inner.model if isinstance(inner, Factors) else inner

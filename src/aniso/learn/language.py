@@ -12,12 +12,14 @@ from torch import nn
 
 from aniso.data import Batches, Passages
 from aniso.data.passages import Example, Padded
-from aniso.errors import NumericalError, UsageError, printable
+from aniso.errors import InputError, NumericalError, printable
 from aniso.learn.inside import language_model_of
 from aniso.models import LanguageModel
 from aniso.weights.files import Told
 
 LENGTH = 512
+TEXTS = 16
+"""Rows at once where nobody says how many: every token has a logit for each that it might be."""
 
 
 @final
@@ -52,22 +54,33 @@ def passages(
     length = min(LENGTH, model.longest) if length is None else length
     rows, places, short = [], [], []
     for example in examples:
-        found, cut = model.rows(example.prompt, example.completion, length)
+        try:
+            found, cut = model.rows(example.prompt, example.completion, length)
+        except InputError as e:
+            if e.code == "DATA-TEXT":
+                e.facts = {"where": example.where, **e.facts}
+            raise
         rows += found
         places += [example.where] * len(found)
         short += [example.where] if cut else []
     notes: tuple[str, ...] = ()
     if short:
-        notes = (f"{len(short)} examples are longer than {length} tokens and were cut, first: {short[0]}",)
+        often = "1 example is" if len(short) == 1 else f"{len(short)} examples are"
+        notes = (f"{often} longer than {length} tokens and cut, first: {_name(short[0])}",)
     made = Passages(name, rows, places, length, role, notes)
     _require_guesses(made)
     return made
 
 
+def _name(where: str) -> str:
+    """Without directories: notes are part of records."""
+    return where.rpartition("/")[2]
+
+
 def _require_guesses(made: Passages) -> None:
     idle = [made.places[i] for i, (_, guessed) in enumerate(made.rows) if not bool((guessed >= 0).any())]
     if idle:
-        raise UsageError(
+        raise InputError(
             "DATA-TEXT",
             f"{len(idle)} rows of {made.name} have no token to guess",
             first=printable(idle[0]),
@@ -77,7 +90,7 @@ def _require_guesses(made: Passages) -> None:
 
 @torch.no_grad()
 def guessed(
-    model: nn.Module, split: Passages, *, batch: int = 16, workers: int = 0, told: Told | None = None
+    model: nn.Module, split: Passages, *, batch: int = TEXTS, workers: int = 0, told: Told | None = None
 ) -> Guessed:
     """How well a model, or a composition, guesses a split."""
     device = next(language_model_of(model).parameters()).device

@@ -54,7 +54,9 @@ def adapter(
     targets = _targets(own, layers)
     with torch.random.fork_rng([]):
         torch.manual_seed(draw.number("lora", seed))  # PEFT draws the first factors from torch's own chance
-        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+        config = peft.LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=_inputs_first(own)
+        )
         wrapped = peft.get_peft_model(own._network, config)
     wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # and not a place on this disk
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
@@ -62,6 +64,11 @@ def adapter(
     own_words |= {} if layers == "both" else {"layers": layers}
     identity = {**encoder.identity(), **own_words}
     return Adapter(Trained(own, tensors, identity), wrapped)
+
+
+def _inputs_first(encoder: Wrapped) -> bool:
+    """Whether its layers keep inputs before outputs, as GPT-2's do."""
+    return any(type(module).__name__ == "Conv1D" for module in encoder.modules())
 
 
 def _targets(encoder: Wrapped, layers: Layers) -> list[str] | str:

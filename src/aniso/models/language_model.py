@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.models.hugging_face import LateTokenizer, backend_text
 from aniso.models.loading import data_only, filled, needs
 from aniso.models.wrapped import Wrapped
-from aniso.weights import Ref, open_weights
+from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
 from aniso.weights.hub import fetch, looks_like_hub_id
 from aniso.weights.source import ModelConfig
@@ -46,10 +47,10 @@ class LanguageModel(Wrapped):
     @property
     def longest(self) -> int:
         """Tokens that it can read at once."""
-        found = getattr(self._config, "max_position_embeddings", None) or getattr(
-            self._config, "n_positions", None
-        )
-        return found if isinstance(found, int) and found > 0 and not self.answers else _LONGEST
+        found = getattr(self._config, "max_position_embeddings", None)
+        if found is None and not self.answers:  # T5 has n_positions, and can read more
+            found = getattr(self._config, "n_positions", None)
+        return found if isinstance(found, int) and found > 0 else _LONGEST
 
     def forward(self, rows: Tensor) -> Tensor:
         """Of rows (read, to be guessed): the sum of -log p, how many were guessed, and how many right."""
@@ -66,7 +67,7 @@ class LanguageModel(Wrapped):
             guessed = functional.pad(guessed, (0, max(0, width - guessed.shape[1])), value=NOTHING)[:, 1:]
             logits = network(**given, use_cache=False).logits[:, :-1]
         losses = functional.cross_entropy(
-            logits.flatten(0, 1).float(), guessed.flatten(), ignore_index=NOTHING, reduction="none"
+            _wide(logits).flatten(0, 1), guessed.flatten(), ignore_index=NOTHING, reduction="none"
         ).view(guessed.shape)
         counted = guessed != NOTHING
         right = (logits.argmax(-1) == guessed) & counted
@@ -96,15 +97,23 @@ class LanguageModel(Wrapped):
         if prompt is None:
             return self._continued(completion, length), False
         before, after = self.tokens.opening(prompt), self.tokens.ending(completion)
-        after, cut = after[:length], len(before) + len(after) > length
-        before = before[max(0, len(before) + len(after) - length) :]
-        return [_row([*before, *after], [NOTHING] * len(before) + after)], cut
+        cut, after = len(before) + len(after) > length, after[:length]
+        before = self._shortened(before, length - len(after))
+        wanted = [NOTHING] * len(before) + after
+        return [_row([*before, *after], [NOTHING, *wanted[1:]])], cut  # nothing is before the first token
+
+    def _shortened(self, prompt: list[int], length: int) -> list[int]:
+        """Its end; the mark of a beginning stays where it is, if there is room for it."""
+        marks = self.tokens.opening("")
+        if len(prompt) <= length or len(marks) >= length:
+            return prompt[max(0, len(prompt) - length) :]
+        return [*marks, *prompt[len(prompt) - (length - len(marks)) :]]
 
     def _answered(
         self, prompt: str | None, completion: str, length: int
     ) -> tuple[list[tuple[Tensor, Tensor]], bool]:
         if prompt is None:
-            raise UsageError(
+            raise InputError(
                 "DATA-TEXT",
                 f"'{printable(self.name)}' answers to prompts, and this text has none",
                 fix='a file of lines {"prompt": "…", "completion": "…"}',
@@ -122,6 +131,10 @@ class LanguageModel(Wrapped):
 
 def _row(read: list[int], guessed: list[int]) -> tuple[Tensor, Tensor]:
     return torch.tensor(read, dtype=torch.int32), torch.tensor(guessed, dtype=torch.int32)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.float() if logits.element_size() < 4 else logits
 
 
 def _cut(rows: Tensor) -> Tensor:
@@ -148,7 +161,7 @@ class TextTokens(LateTokenizer):
                     str(self._path), local_files_only=True, trust_remote_code=False, use_fast=True
                 )
             except Exception as e:  # the tokenizers library has no narrower one
-                reason = f"damaged: {type(e).__name__}"
+                reason = f"damaged: {printable((str(e) or type(e).__name__).splitlines()[0])}"
             else:
                 if len(made) <= self._size:
                     return made
@@ -164,7 +177,8 @@ class TextTokens(LateTokenizer):
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(backend_text(self._tokenizer).encode()).hexdigest()
+        marks = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        return hashlib.sha256(f"{marks}\n{backend_text(self._tokenizer)}".encode()).hexdigest()
 
     def whole(self, text: str) -> list[int]:
         """With all marks that the model expects around a text."""
@@ -172,10 +186,9 @@ class TextTokens(LateTokenizer):
 
     def opening(self, text: str) -> list[int]:
         """With the mark of a beginning, if the model has one, and none of an end."""
-        found = self.whole(text)
-        end = self._tokenizer.eos_token_id
-        begin = self._tokenizer.bos_token_id
-        return found[:-1] if found and found[-1] == end and end != begin else found
+        found, around = self.whole(text), self.whole("")
+        end, begin = self._tokenizer.eos_token_id, self._tokenizer.bos_token_id
+        return found[:-1] if around and around[-1] == end and end != begin else found
 
     def ending(self, text: str) -> list[int]:
         """With the mark of an end, if the model has one, and none of a beginning."""
@@ -202,10 +215,45 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
             fix="name the directory of the base",
         )
     said = read_json(path / "config.json")
-    network = filled(_built(path, said), open_weights(path if weights is None else weights)).float()
+    source = open_weights(path if weights is None else weights)
+    with torch.device("meta"):
+        _require_size(_built(path, said), source)
+    with torch.random.fork_rng([]):  # building draws weights, which are then replaced
+        network = filled(_built(path, said), source).float()
+    if not network.config.is_encoder_decoder:
+        _require_causal(path, network.eval())
     config, _ = transformers_config(said)
     tokens = TextTokens(path, int(network.get_input_embeddings().num_embeddings))
     return LanguageModel(path.resolve().name if path.is_dir() else str(name), network, tokens, config)
+
+
+def _require_size(network: Any, source: WeightSource) -> None:
+    """A configuration that asks for far more than there is must not take all memory before it is compared."""
+    wanted = sum(parameter.numel() for parameter in network.parameters())
+    found = sum(math.prod(info.shape) for info in source.tensors.values())
+    if wanted > 2 * found + (1 << 20):
+        raise InputError(
+            "CKPT-SHAPE",
+            f"'{source.label}' does not fit the model {type(network).__name__}",
+            expected=f"{wanted:,} numbers, by its configuration",
+            found=f"{found:,}",
+            fix="use the configuration that belongs to these weights",
+        )
+
+
+@torch.no_grad()
+def _require_causal(path: Path, network: Any) -> None:
+    """A model that sees the token it has to guess, such as BERT, would guess far too well."""
+    ids = torch.tensor([[0, 0], [0, 1]])
+    one, other = network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[:, 0]
+    if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' holds no language model",
+            found=f"{type(network).__name__}, which sees tokens that come later",
+            expected="a causal or sequence-to-sequence model of transformers",
+            fix="name another base; of a BERT one with is_decoder in config.json",
+        )
 
 
 def _built(path: Path, said: dict[str, Any]) -> Any:

@@ -138,6 +138,11 @@ class BaseSetting(Strict, ABC):
         return None
 
     @property
+    def composes_factors(self) -> bool:
+        """Whether adapters are composed factor by factor, into one adapter."""
+        return False
+
+    @property
     def trains_norms(self) -> bool:
         """Whether layer norms are trained in the place of coefficients."""
         return False
@@ -216,6 +221,8 @@ class Adapts(BaseSetting, ABC):
 
     lora: int | None = Field(default=None, ge=1)
     """With method weights: the rank of a LoRA that is trained in the place of all weights."""
+    factors: bool = False
+    """Coefficients for the factors A and B of adapters, each its own, as in the paper's runs with LoRAs."""
     evaluations: int = Field(default=500, ge=1)
     """Gradient-free: passes over the data that are tried."""
     parallel: int = Field(default=1, ge=1)
@@ -227,12 +234,15 @@ class Adapts(BaseSetting, ABC):
         "evaluations": 500,
         "parallel": 1,
         "lora": None,
+        "factors": False,
     }
 
     @model_validator(mode="after")
     def _chooses(self) -> Self:
         if self.lora is not None and (self.method != "weights" or self.linearised):
             raise ValueError("a LoRA is trained with method weights, on the model itself")
+        if self.factors and (self.method != "coefficients" or self.partition != "blocks" or self.linearised):
+            raise ValueError("factors have a coefficient each: method coefficients, partition blocks")
         return chooses(self, self.select, self.budget)
 
     @property
@@ -243,6 +253,10 @@ class Adapts(BaseSetting, ABC):
         found = super().resolved_schedule()
         said = self.schedule.lr is not None or self.lora is None
         return found if said else replace(found, lr=LORA.lr)
+
+    @property
+    def composes_factors(self) -> bool:
+        return self.factors
 
     @property
     def selection(self) -> tuple[str, Budget] | None:

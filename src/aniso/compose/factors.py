@@ -1,0 +1,194 @@
+"""Adapters composed factor by factor: (sum of b_i B_i)(sum of a_i A_i), with coefficients for A and for B.
+
+The published numbers for LoRAs were made this way. It is another method than composing updates B_i A_i: one
+adapter's B meets all others' A, and what comes out has the rank of a single adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from aniso.compose.composed_adapter import ComposedAdapter, Update, layers_of
+from aniso.compose.composition import Composition, source_of
+from aniso.compose.runtime import Runtime
+from aniso.errors import InputError, printable
+from aniso.vectors import Bank, Block, BlockSource, Dense, LowRank, TaskVector
+from aniso.vectors.delta import Term
+from aniso.weights import TensorMap
+
+
+@final
+@dataclass(frozen=True)
+class _Pair:
+    """The factors of one block's update. Pieces of its rows, such as query, key and value, have their own,
+    one below the other."""
+
+    block: Block
+    rank: int
+    starts: tuple[int, ...]
+    """The first row of every piece."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of A and of B; a parameter's name cannot have dots."""
+        name = self.block.name.replace(".", "/")
+        return f"A/{name}", f"B/{name}"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        rows, columns = self.block.matrix_shape
+        return (self.rank * len(self.starts), columns), (rows, self.rank)
+
+    def update(self, a: Tensor, b: Tensor) -> Tensor:
+        ends = (*self.starts[1:], self.block.matrix_shape[0])
+        pieces = zip(self.starts, ends, torch.split(a, self.rank), strict=True)
+        return torch.cat([b[low:high] @ own for low, high, own in pieces])
+
+    def of(self, vector: TaskVector, which: int) -> Dense:
+        """A vector's own A, or B with its scale."""
+        delta = vector[self.block.name]
+        assert isinstance(delta, LowRank)  # _pair has seen to it
+        if which == 0:
+            return Dense(torch.cat([term.a.float() for term in _pieces(delta)]))
+        return Dense(torch.cat([term.b.float() * term.scale for term in _pieces(delta)]))
+
+
+def _pieces(delta: LowRank) -> list[Term]:
+    return sorted(delta.terms, key=lambda term: term.start)
+
+
+def _pair(block: Block, bank: Bank) -> _Pair | None:
+    """What all vectors that change a block agree on; None if none does."""
+    found: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name in bank:
+        if block.name not in bank[name]:
+            continue
+        delta = bank[name][block.name]
+        ranks = {term.rank for term in delta.terms} if isinstance(delta, LowRank) else set()
+        if not isinstance(delta, LowRank) or len(ranks) != 1 or not _covers(delta):
+            raise _unlike(block, f"vector '{printable(name)}' is not one product of factors of one rank")
+        found.setdefault((ranks.pop(), tuple(term.start for term in _pieces(delta))), name)
+    if len(found) > 1:
+        said = ", ".join(
+            f"{printable(n)}: rank {rank}, {len(starts)} pieces" for (rank, starts), n in found.items()
+        )
+        raise _unlike(block, f"adapters differ ({said})")
+    return _Pair(block, *next(iter(found))) if found else None
+
+
+def _covers(delta: LowRank) -> bool:
+    """Whether the pieces follow each other from the first row to the last."""
+    ends = [0, *(term.stop for term in _pieces(delta))]
+    starts = [*(term.start for term in _pieces(delta)), delta.shape[0]]
+    return starts == ends
+
+
+def _unlike(block: Block, why: str) -> InputError:
+    return InputError(
+        "LORA-KIND",
+        f"factors cannot be added up: {why}",
+        key=block.name,
+        expected="adapters of one rank that change the same layers",
+        fix="leave --factors out: coefficients of whole updates take any adapters",
+    )
+
+
+@final
+class Factors(nn.Module):
+    """A model with room for one adapter: B A beside some of its weights, both zero."""
+
+    def __init__(self, model: nn.Module, pairs: Sequence[_Pair], layout: Mapping[str, Block]) -> None:
+        super().__init__()
+        self.model = model
+        self._pairs = tuple(pairs)
+        self._layout = dict(layout)
+        self.training = model.training
+        for pair in pairs:
+            for name, shape in zip(pair.names, pair.shapes, strict=True):
+                self.register_parameter(name, nn.Parameter(torch.zeros(shape), requires_grad=False))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return functional_call(self.model, self._weights(), args, kwargs)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Of the tensors that change, as they are with the adapter."""
+        base = dict(self.model.named_parameters(remove_duplicate=False))
+        out: dict[str, Tensor] = {}
+        for pair in self._pairs:
+            a, b = (getattr(self, name) for name in pair.names)
+            update = pair.update(a, b)
+            for part in self._layout[pair.block.name].parts:
+                own = update[part.start : part.stop]
+                own = own.T if part.transposed else own
+                tensor = out.get(part.key, base[part.key])
+                rows = slice(part.offset, part.offset + own.shape[0])
+                if own.shape == tensor.shape:
+                    out[part.key] = tensor + own
+                else:  # some rows of a fused tensor
+                    out[part.key] = torch.cat([tensor[: rows.start], tensor[rows] + own, tensor[rows.stop :]])
+        return out
+
+    def weight_source(self) -> TensorMap:
+        """The factors alone: they are what is composed."""
+        own = {name: getattr(self, name) for pair in self._pairs for name in pair.names}
+        return TensorMap(own, f"factors over {type(self.model).__name__}")
+
+
+@final
+@dataclass(frozen=True)
+class FactorComposition:
+    """What is learned, and how it becomes an adapter."""
+
+    composition: Composition
+    """Over a model with room for an adapter; begins with the mean of all A and no B, which is the base."""
+    pairs: tuple[_Pair, ...]
+    base: BlockSource
+    bank: Bank
+    """Of whole updates."""
+
+    @classmethod
+    def of(cls, model: nn.Module, bank: Bank, *, runtime: Runtime | None = None) -> FactorComposition:
+        blocks = bank.over(source_of(model))
+        found = [_pair(block, bank) for block in bank.layout.blocks]
+        pairs = tuple(pair for pair in found if pair is not None)
+        factors = Factors(model, pairs, blocks.layout.by_name).to(next(model.parameters()).device)
+        composition = Composition(factors, _factor_bank(factors, pairs, bank), runtime=runtime)
+        with torch.no_grad():
+            for slot in composition.slots.blocks:
+                if slot.block.name.startswith("A/"):
+                    composition.values[slot.start : slot.start + slot.size] = 1 / len(slot.vectors)
+        return cls(composition, pairs, blocks, bank)
+
+    def adapter(self) -> ComposedAdapter:
+        """The composition as it is now, in the rank of a single adapter; exact."""
+        made = self.composition.weights()
+        turned = (self.base.source.info.config.architecture or "").lower().startswith("gpt2")
+        updates: dict[str, Update] = {}
+        for pair in self.pairs:
+            a, b = (made[name].float().cpu() for name in pair.names)
+            block = self.base.layout.by_name[pair.block.name]
+            for module, part in layers_of(self.base, block):
+                piece = max(i for i, start in enumerate(pair.starts) if start <= part.start)
+                own = Update(b[part.start : part.stop], torch.split(a, pair.rank)[piece])
+                updates[module] = Update(own.a.T, own.b.T) if turned != part.transposed else own
+        coefficients = self.composition.coefficients
+        return ComposedAdapter(updates, 0.0, turned, coefficients, self.composition.bank)
+
+
+def _factor_bank(factors: Factors, pairs: Sequence[_Pair], bank: Bank) -> Bank:
+    """The adapters' factors as vectors over zeros; read when they are needed."""
+    blocks = BlockSource(factors.weight_source())
+    identity = blocks.identity()
+    vectors = {}
+    for name in bank:
+        own = [pair for pair in pairs if pair.block.name in bank[name]]
+        cells = {pair.names[which]: partial(pair.of, bank[name], which) for pair in own for which in (0, 1)}
+        vectors[name] = TaskVector(name, blocks.layout, lambda: identity, cells, bank[name].provenance)
+    return Bank(vectors)
