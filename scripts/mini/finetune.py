@@ -1,8 +1,9 @@
 """Fine-tune the mini model on every task, and measure what came of it.
 
-    python scripts/mini/finetune.py --data MINI --out RUN [--linearised] [--tasks mnist svhn ...]
+    python scripts/mini/finetune.py --data MINI --out RUN [--linearised | --lora RANK] [--tasks mnist ...]
 
-For each task RUN gets TASK.safetensors, the tuned weights, and TASK.json with accuracies before and after.
+For each task RUN gets TASK.safetensors, the tuned weights, or the directory TASK, an adapter; and TASK.json
+with accuracies before and after.
 What is there already is skipped. Two calls with every other task each keep two cores busy.
 """
 
@@ -12,11 +13,13 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from aniso.data import load_task
-from aniso.learn import Schedule, evaluate, finetune
+from aniso.learn import CrossEntropy, Schedule, evaluate, finetune, fit
+from aniso.learn.lora import adapter
 from aniso.models import load_model
 from aniso.weights import save_safetensors
 
@@ -35,36 +38,47 @@ def tune(args: argparse.Namespace, name: str) -> None:
     epochs = args.epochs or EPOCHS.get(name, USUAL)
     # half as many where each pass costs twice as much
     epochs = max(4, epochs // 2) if args.linearised and not args.epochs else epochs
-    schedule = Schedule(epochs=epochs, lr=args.lr, batch=args.batch)
+    schedule = Schedule(epochs=epochs, lr=args.lr or (5e-3 if args.lora else 5e-4), batch=args.batch)
     begun = time.time()
-    tuned = finetune(
-        encoder,
-        task.train,
-        schedule,
-        linearised=args.linearised,
-        seed=args.seed,
-        epoch_done=lambda row: print(
+
+    def told(row: dict[str, Any]) -> None:
+        print(
             f"{name} epoch {row['epoch']} loss {row['loss'] or 0:.3f} {time.time() - begun:.0f} s", flush=True
-        ),
-    )
+        )
+
+    model, losses = make(args, encoder, task.train, schedule, args.out / name, told)
+    kind = "linearised" if args.linearised else f"LoRA, rank {args.lora}" if args.lora else "standard"
     facts = {
         "task": name,
-        "kind": "linearised" if args.linearised else "standard",
+        "kind": kind,
         "epochs": schedule.epochs,
         "lr": schedule.lr,
         "batch": schedule.batch,
         "zero_shot": evaluate(encoder, task.test).value,
-        "tuned": evaluate(tuned.model, task.test).value,
+        "tuned": evaluate(model, task.test).value,
         "zero_shot_val": evaluate(encoder, task.val).value,
-        "tuned_val": evaluate(tuned.model, task.val).value,
-        "train_loss": tuned.losses[-1],
+        "tuned_val": evaluate(model, task.val).value,
+        "train_loss": losses[-1],
         "seconds": round(time.time() - begun),
     }
-    blocks = {part.key for block in encoder.layout.blocks for part in block.parts}
-    state = {key: tuned.weights.read(key) for key in tuned.weights.tensors if key in blocks}
-    save_safetensors(args.out / f"{name}.safetensors", state, overwrite=True)
     (args.out / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(f"{name}: {facts['zero_shot']:.1%} -> {facts['tuned']:.1%}", flush=True)
+
+
+def make(
+    args: argparse.Namespace, encoder: Any, train: Any, schedule: Schedule, place: Path, told: Any
+) -> tuple[Any, list[float]]:
+    """Train, and save what was trained; gives the model as it is then, and every epoch's loss."""
+    if args.lora:
+        made = adapter(encoder, args.lora, seed=args.seed)
+        done = fit(made.trained, CrossEntropy(train), schedule, seed=args.seed, epoch_done=told)
+        made.save(place, overwrite=True)
+        return made.trained.model, [row["loss"] for row in done.history[1:]]
+    tuned = finetune(encoder, train, schedule, linearised=args.linearised, seed=args.seed, epoch_done=told)
+    blocks = {part.key for block in encoder.layout.blocks for part in block.parts}
+    state = {key: tuned.weights.read(key) for key in tuned.weights.tensors if key in blocks}
+    save_safetensors(place.with_name(f"{place.name}.safetensors"), state, overwrite=True)
+    return tuned.model, list(tuned.losses)
 
 
 def main() -> None:
@@ -76,10 +90,11 @@ def main() -> None:
     parser.add_argument("--model", default="mini")
     parser.add_argument("--tasks", nargs="*")
     parser.add_argument("--epochs", type=int, help="instead of the task's own")
-    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--lr", type=float, help="5e-4, of adapters 5e-3, unless said")
     parser.add_argument("--batch", type=int, default=32, help="small, for many steps on few images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--linearised", action="store_true")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train an adapter instead of all weights")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast, final
 from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.vectors.bank_base import divided_as, require_base, require_blocks
 from aniso.vectors.bank_features import read_features, write_features
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
@@ -31,13 +32,12 @@ from aniso.vectors.manifest import (
     read_manifest,
     require_facts,
 )
-from aniso.vectors.naming import PLAIN
 from aniso.vectors.origin import BaseInfo
 from aniso.vectors.packing import Storage
 from aniso.vectors.segment import Segment
 from aniso.vectors.segment_writer import common_base, write_segment
 from aniso.vectors.task_vector import TaskVector, stored_vector
-from aniso.weights import Ref, WeightSource, open_weights
+from aniso.weights import Ref, open_weights
 from aniso.weights.atomic import (
     atomic_directory,
     atomic_file,
@@ -165,7 +165,7 @@ class Bank:
         }
         bank = cls(vectors)
         if any(stored.values()):
-            bank._require_base(blocks)
+            bank.over(blocks)
         if to is None:
             return bank
         return bank.save(to, storage=storage, overwrite=overwrite, progress=progress)
@@ -280,7 +280,7 @@ class Bank:
         with locked(path):
             current = Bank.open(path)
             current._require_new(tuned)
-            current._require_base(blocks)
+            current.over(blocks)
             assert current.manifest is not None
             new = Bank.build(
                 blocks,
@@ -551,53 +551,10 @@ class Bank:
 
     def over(self, base: Ref | BlockSource, *, any_base: bool = False) -> BlockSource:
         """A model as the bank's blocks; it must be the bank's base, or at least have the same blocks."""
-        blocks = base if isinstance(base, BlockSource) else self._fitting(open_weights(base))
-        if any_base:
-            self._require_blocks(blocks)
-        else:
-            self._require_base(blocks)
+        blocks = base if isinstance(base, BlockSource) else divided_as(self.layout, open_weights(base))
+        require = require_blocks if any_base else require_base
+        require(blocks, self.base, self.layout)
         return blocks
-
-    def _fitting(self, source: WeightSource) -> BlockSource:
-        """Divided as the bank is, where query, key and value may be blocks of their own."""
-        scheme = PLAIN if self.layout.scheme == PLAIN else "auto"
-        fused, split = (BlockSource(source, scheme=scheme, split=split) for split in (False, True))
-        return split if split.layout.signature == self.layout.signature else fused
-
-    def _require_base(self, base: BlockSource) -> None:
-        self._require_blocks(base)
-        found = base.identity()
-        if found.content == self.base.content and not found.is_same_as(self.base):
-            raise InputError(
-                "CKPT-ACTIVATION",
-                f"'{base.label}' has the weights of the bank's base, but another activation",
-                expected=self.base.activation,
-                found=found.activation,
-                fix=f"--activation {self.base.activation}",
-            )
-        if not found.is_same_as(self.base):
-            raise InputError(
-                "BANK-BASE",
-                f"'{base.label}' is not the bank's base",
-                expected=f"{self.base.label} {self.base.fingerprint[:16]} ({self.base.activation})",
-                found=f"{found.label} {found.fingerprint[:16]} ({found.activation})",
-                fix=f"use the bank's base: {self.base.label}; from Python any_base=True, if you are sure",
-            )
-
-    def _require_blocks(self, base: BlockSource) -> None:
-        if base.layout.signature == self.layout.signature:
-            return
-        ours = {b.name: b.shape for b in self.layout.blocks}
-        theirs = {b.name: b.shape for b in base.layout.blocks}
-        odd = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
-        raise InputError(
-            "BANK-LAYOUT",
-            f"'{base.label}' has other blocks than the bank",
-            key=odd,
-            expected=f"{ours.get(odd, 'no such block')}; {len(ours)} blocks in all",
-            found=f"{theirs.get(odd, 'no such block')}; {len(theirs)} blocks ({base.layout.scheme})",
-            fix=f"use the bank's base, {self.base.label}, and --scheme {self.layout.scheme}",
-        )
 
     def _unknown(self, names: list[str]) -> UsageError:
         return UsageError(
