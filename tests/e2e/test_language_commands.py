@@ -89,6 +89,14 @@ def test_two_adapters_composed_know_what_neither_knows(home: Path, tmp_path: Pat
     ((name, found),) = composed["metrics"]["perplexity"].items()
     assert name == "rest of both.jsonl test"
     assert found < 0.8 * min(alone.values())
+    texts = ("--texts", home / "rest of both.jsonl", "--length", 32)
+    for more, expected in {
+        (): composed["metrics"]["base_perplexity"][name],
+        ("--bank", tmp_path / "bank", "--vector", "deeds"): alone["deeds"],
+        ("--bank", tmp_path / "bank", "--coefficients", run / "coefficients.safetensors"): found,
+    }.items():
+        (again,) = done("eval", home / "base", *texts, *more)
+        assert again["perplexity"] == pytest.approx(expected, rel=1e-4), more
     assert found < composed["metrics"]["base_perplexity"][name]
     assert sum_of(home, tmp_path / "bank") > min(alone.values())  # which adding them up is not
 

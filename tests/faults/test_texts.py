@@ -148,6 +148,13 @@ def without_end(model: Path) -> None:
     (model / "tokenizer_config.json").write_text(json.dumps({**said, "eos_token": None}))
 
 
+@pytest.mark.parametrize("more", [(), ("--task", "t"), ("--head", "h"), ("--linearised",)])
+def test_an_evaluation_is_of_texts_or_of_pictures(aniso: Any, base: Path, more: tuple[str, ...]) -> None:
+    texts = ("--texts", "t.jsonl") if more else ()
+    ran = aniso("eval", base, *texts, *more)
+    assert ran.code == 2 and "error[USAGE]" in ran.err
+
+
 def test_a_split_without_rows_is_none(refused: Refused) -> None:
     with refused("DATA-TEXT", 2, "made"):
         Passages("made", [], [], 8)

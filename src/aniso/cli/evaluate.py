@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 
     from aniso.data import Labelled, Task
     from aniso.learn.heads import Head
-    from aniso.models import Encoder
+    from aniso.models import Encoder, Wrapped
     from aniso.weights.files import Told
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="An open_clip name, a directory, a hub id, or mini.")],
-    task: Annotated[list[str], typer.Option("--task", help="A known task or a directory; may be repeated.")],
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="A known task or a directory; may be repeated.")
+    ] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option("--texts", help="Of a language model: examples or a plain text; may be repeated."),
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Of texts: tokens at once, at most.", min=2)] = None,
     data: options.DataRoot = None,
     weights: Annotated[str | None, typer.Option(help="A tag, a file or a directory; openai, say.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
@@ -38,7 +45,9 @@ def evaluate(
         Path | None, typer.Option("--head", help="Answer with this head instead of class weights.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Instead of the task's; may be repeated.")] = None,
-    batch: Annotated[int, typer.Option(help="Pictures at once.", min=1)] = 256,
+    batch: Annotated[
+        int | None, typer.Option(help="Pictures at once, 256; or rows of text, 16.", min=1)
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes that decode pictures.", min=0)] = 0,
     on_bad_image: options.OnBadImage = "error",
     seed: options.SplitSeed = 0,
@@ -46,7 +55,23 @@ def evaluate(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Evaluate a model on tasks: zero-shot, with one vector of a bank, or composed."""
+    """Evaluate a model on tasks, or on texts: as it is, with one vector of a bank, or composed."""
+    if (not task) == (not texts):
+        raise UsageError("USAGE", "what is it to be evaluated on?", fix="--task NAME, or --texts FILE")
+    if texts:
+        for_pictures = {
+            "head": head,
+            "prompt": prompt,
+            "record": record,
+            "data": data,
+            "linearised": linearised,
+        }
+        said = [f"--{name}" for name, value in for_pictures.items() if value]
+        if said:
+            raise UsageError("USAGE", f"{', '.join(said)}: for pictures alone", fix="leave it out")
+        _evaluate_texts(model, weights, texts, length, bank, vector, coefficients, batch, json)
+        return
+    assert task is not None
     from aniso.data import load_task
     from aniso.models import load_model
     from aniso.weights.atomic import write_text
@@ -65,13 +90,36 @@ def evaluate(
     rows = []
     for found, chosen in zip(tasks, splits, strict=True):
         with show.telling() as told:
-            made, notes = _measured(encoder, subject, found, chosen, split, batch, workers, told)
+            made, notes = _measured(encoder, subject, found, chosen, split, batch or 256, workers, told)
         show.notes([*(f"{found.name}: {note}" for note in found.notes), *notes])
         if record is not None:
             text = json_text.dumps(made, indent=1, sort_keys=True) + "\n"
             write_text(record / _file_name(encoder, found, split, subject), text, overwrite=overwrite)
         rows.append(made)
     _print(encoder, subject, rows, json)
+
+
+def _evaluate_texts(
+    name: str,
+    weights: str | None,
+    files: list[str],
+    length: int | None,
+    bank: str | None,
+    vector: str | None,
+    coefficients: Path | None,
+    batch: int | None,
+    json: bool,
+) -> None:
+    from aniso.cli.evaluate_texts import measured, show_rows, texts_of
+    from aniso.learn.language import TEXTS
+    from aniso.models import load_language_model
+
+    model = load_language_model(name, weights)
+    subject = _subject(model, bank, vector, coefficients, linearised=False)
+    texts = texts_of(model, files, length)
+    what = "the base" if subject.model is model else subject.what
+    rows = measured(model, subject.model, what, texts, batch or TEXTS)
+    show_rows(model.name, what, rows, json=json)
 
 
 def _print(encoder: Encoder, subject: _Subject, rows: list[dict[str, Any]], json: bool) -> None:
@@ -105,7 +153,7 @@ class _Subject:
 
 
 def _subject(
-    encoder: Encoder, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
+    encoder: Wrapped, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
 ) -> _Subject:
     if bank is None:
         if vector or coefficients or linearised:
