@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -106,6 +106,7 @@ class Passages:
     role: str = ""
     """train, val or test: what may be learned from, or chosen by, is decided by it."""
     notes: tuple[str, ...] = ()
+    things: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.places):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import ClassVar, final
 
 from PIL import Image
 
@@ -28,6 +28,7 @@ class Unlabelled:
     name: str
     classes: ClassList
     images: NamelessImages
+    things: ClassVar[str] = "pictures"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -64,6 +65,8 @@ class Labelled:
     labels: tuple[int, ...]
     role: str = ""
     """train, val or test, where a task said so: what may be learned from, or chosen by, is decided by it."""
+    things: ClassVar[str] = "pictures"
+    """What it holds."""
 
     def __len__(self) -> int:
         return len(self.images)

@@ -137,6 +137,6 @@ def _require_finite(loss: Tensor, term: DataTerm, pictures: Batch) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {printable(term.name)} is {loss.item()}",
-            pictures=[term.split.label(i) for i in pictures.indices[:20]],
-            fix="look at these pictures",
+            found=[term.split.label(i) for i in pictures.indices[:20]],
+            fix=f"look at these {term.split.things}",
         )

@@ -156,7 +156,7 @@ class Loop:
             group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps, group["full_lr"])
         self._optimiser.zero_grad(set_to_none=True)
         at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
-        with self._own_chance(), _memory_explained(at_once):
+        with self._own_chance(), _memory_explained(at_once, self._bound[0].term.split.things):
             losses = self._gradients(batches)
             if self._sharpness is not None:  # the gradient of the worst point nearby in the place of this one
                 self._sharpness.climb()
@@ -375,15 +375,17 @@ class Loop:
                 "LEARN-NONFINITE",
                 f"the loss on {bad[0]} is {losses[bad[0]][0]} in epoch {self.epoch + 1}, "
                 f"step {self.step + 1}",
-                pictures=self._named(bad[0], batches),
-                fix="lower the learning rate (--lr), or look at these pictures",
+                **self._named(bad[0], batches),
+                fix="lower the learning rate (--lr), or look at these",
             )
 
-    def _named(self, name: str, batches: Sequence[Batch]) -> list[str]:
+    def _named(self, name: str, batches: Sequence[Batch]) -> dict[str, Any]:
+        """What a term saw in a step."""
         for bound, batch in zip(self._bound, batches, strict=True):
             if bound.term.name == name:
-                return [bound.term.split.label(i) for i in batch.indices[:20]]
-        return []
+                split = bound.term.split
+                return {split.things: [split.label(i) for i in batch.indices[:20]]}
+        return {}
 
     def _skips(self) -> bool:
         """Whether a step may be left out: a scaler does that until its scale fits, but not for ever."""
@@ -395,8 +397,8 @@ class Loop:
             raise NumericalError(
                 "LEARN-NONFINITE",
                 f"the gradient is {norm.item()} in epoch {self.epoch + 1}, step {self.step + 1}",
-                pictures=self._named(name, batches),
-                fix="lower the learning rate (--lr), or look at these pictures",
+                **self._named(name, batches),
+                fix="lower the learning rate (--lr), or look at these",
             )
         if first and float(norm) == 0.0:
             raise NumericalError(
@@ -452,7 +454,7 @@ def _part(batch: Batch, start: int, count: int) -> Batch:
 
 
 @contextlib.contextmanager
-def _memory_explained(size: int) -> Iterator[None]:
+def _memory_explained(size: int, things: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as e:
@@ -461,7 +463,7 @@ def _memory_explained(size: int) -> Iterator[None]:
             raise
         raise ResourceError(
             "OUT-MEMORY",
-            f"a step with {size} pictures at once does not fit into memory",
+            f"a step with {size} {things} at once does not fit into memory",
             reason=str(e)[:200],
             fix=f"--micro-batch {max(1, size // 2)} gives the same result in slices",
         ) from None
