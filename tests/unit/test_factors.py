@@ -16,6 +16,7 @@ from adapters import language_models, random_adapter
 from aniso.compose import Composition
 from aniso.compose.factors import FactorComposition
 from aniso.vectors import Bank
+from aniso.vectors.convert import renamed
 from aniso.weights import TensorMap
 
 peft = pytest.importorskip("peft")
@@ -126,6 +127,10 @@ def test_peft_gives_the_same_with_one_adapter_of_the_same_rank(home: Path, tmp_p
     adapter = made.adapter()
     assert set(adapter.ranks.values()) == {3}
     adapter.save(tmp_path / "one")
+    said = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == made.bank.base.label
+    assert not (tmp_path / "one" / "coefficients.safetensors").exists()
+    assert "factor by factor" in (tmp_path / "one" / "README.md").read_text()
     given = {"pixel_values": pictures(), "input_ids": torch.arange(4)[None]}
     with torch.no_grad():
         expected = made.composition(**given).image_embeds
@@ -224,6 +229,15 @@ def test_factors_have_a_coefficient_each_and_no_head(
 ) -> None:
     ran = aniso("fit", "few-shot", "--model", "m", "--bank", "b", "--task", "t", "--factors", *more)
     assert ran.code == 2 and "factors" in ran.err
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_learned(home: Path, refused) -> None:
+    pytest.importorskip("open_clip")
+    state = renamed(TensorMap(tiny.hf_clip().state_dict()), "open_clip").tensors
+    model = tiny.open_clip_vit()
+    model.load_state_dict({key: read() for key, read in state.items()}, strict=False)
+    with refused("LORA-KIND", 3, "in_proj_weight"):  # PEFT has no name for a third of it
+        FactorComposition.of(model, Bank.build(TensorMap(model.state_dict()), {"a": home / "a"}))
 
 
 def test_an_adapter_without_a_block_has_no_coefficient_there(home: Path, tmp_path: Path) -> None:

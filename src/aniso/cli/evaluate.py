@@ -57,7 +57,9 @@ def evaluate(
 ) -> None:
     """Evaluate a model on tasks, or on texts: as it is, with one vector of a bank, or composed."""
     if (not task) == (not texts):
-        raise UsageError("USAGE", "what is it to be evaluated on?", fix="--task NAME, or --texts FILE")
+        raise UsageError("USAGE", "say what to evaluate on", fix="--task NAME or --texts FILE, one of them")
+    if task and length is not None:
+        raise UsageError("USAGE", "--length: for texts alone", fix="leave it out")
     if texts:
         for_pictures = {
             "head": head,
@@ -65,11 +67,15 @@ def evaluate(
             "record": record,
             "data": data,
             "linearised": linearised,
+            "split": split != "test",
+            "on-bad-image": on_bad_image != "error",
+            "split-seed": seed,
+            "overwrite": overwrite,
         }
         said = [f"--{name}" for name, value in for_pictures.items() if value]
         if said:
             raise UsageError("USAGE", f"{', '.join(said)}: for pictures alone", fix="leave it out")
-        _evaluate_texts(model, weights, texts, length, bank, vector, coefficients, batch, json)
+        _evaluate_texts(model, weights, texts, length, bank, vector, coefficients, batch, workers, json)
         return
     assert task is not None
     from aniso.data import load_task
@@ -108,6 +114,7 @@ def _evaluate_texts(
     vector: str | None,
     coefficients: Path | None,
     batch: int | None,
+    workers: int,
     json: bool,
 ) -> None:
     from aniso.cli.evaluate_texts import measured, show_rows, texts_of
@@ -118,7 +125,8 @@ def _evaluate_texts(
     subject = _subject(model, bank, vector, coefficients, linearised=False)
     texts = texts_of(model, files, length)
     what = "the base" if subject.model is model else subject.what
-    rows = measured(model, subject.model, what, texts, batch or TEXTS)
+    identity = {"what": what, **subject.identity}
+    rows = measured(model, subject.model, identity, texts, batch=batch or TEXTS, workers=workers)
     show_rows(model.name, what, rows, json=json)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,13 @@ def texts_of(model: LanguageModel, files: Sequence[str], length: int | None) -> 
 
 
 def measured(
-    model: LanguageModel, subject: nn.Module, what: str, texts: Sequence[Passages], batch: int
+    model: LanguageModel,
+    subject: nn.Module,
+    identity: Mapping[str, str],
+    texts: Sequence[Passages],
+    *,
+    batch: int,
+    workers: int,
 ) -> list[dict[str, Any]]:
     """A record for each file; no paths, no dates, no host."""
     from aniso import __version__
@@ -32,12 +38,13 @@ def measured(
     rows = []
     for split in texts:
         with show.telling() as told:
-            found = guessed(subject, split, batch=batch, told=told)
+            found = guessed(subject, split, batch=batch, workers=workers, told=told)
         rows.append(
             {
                 "model": model.name,
-                **model.identity(),
-                "what": what,
+                "fingerprint": model.fingerprint,
+                "tokenizer": model.tokens.fingerprint,
+                **identity,
                 "texts": split.name,
                 "manifest": split.manifest,
                 "length": split.length,

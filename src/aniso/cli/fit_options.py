@@ -32,7 +32,7 @@ Partition = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Draws shots, orders, views and random parts.", min=0)]
 SplitSeed = Annotated[int | None, typer.Option(help="Draws the splits that a data set does not have.", min=0)]
 Compare = Annotated[
-    bool | None, typer.Option("--compare/--no-compare", help="Measure zero-shot accuracy, too.")
+    bool | None, typer.Option("--compare/--no-compare", help="Measure the base as it is, too.")
 ]
 OnBadImage = Annotated[str | None, typer.Option(help="error, skip, or the number that may be skipped.")]
 Keep = Annotated[str | None, typer.Option(help="last epoch, or best on the validation split: last or best.")]
@@ -114,6 +114,20 @@ TestTexts = Annotated[str | None, typer.Option("--test", help="Texts that the re
 Length = Annotated[
     int | None, typer.Option(help="Tokens at once, at most; 512, or what the model can.", min=2)
 ]
+TextMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="coefficients (learned, the default), gradient-free, weights (fine-tune all), none (the base).",
+    ),
+]
+TextSelectBy = Annotated[
+    str | None,
+    typer.Option("--select", help="Choose vectors first: random, gradient, blockwise-gradient, pursuit."),
+]
+LeaveVectorsOut = Annotated[
+    list[str] | None, typer.Option("--leave-out", help="Vectors to leave out; may be repeated.")
+]
 LanguageModel = Annotated[
     str, typer.Option("--model", help="The base: a directory of transformers, or a hub id.")
 ]
@@ -140,14 +154,14 @@ FactorsApart = Annotated[
 
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-BatchSize = Annotated[int | None, typer.Option("--batch", help="Pictures in a step.")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Pictures, or rows of text, in a step.")]
 WeightDecay = Annotated[float | None, typer.Option(help="AdamW's.")]
 Warmup = Annotated[int | None, typer.Option(help="Steps until the full learning rate.")]
 Clip = Annotated[float | None, typer.Option(help="Largest norm of a gradient.")]
 Shape = Annotated[str | None, typer.Option(help="Of the learning rate: cosine or constant.")]
 LeastBatches = Annotated[int | None, typer.Option(help="Steps that an epoch has at least.")]
 Precision = Annotated[str | None, typer.Option(help="Of the forward pass: fp32, bf16 or fp16.")]
-MicroBatch = Annotated[int | None, typer.Option(help="Pictures at once, if a batch does not fit.")]
+MicroBatch = Annotated[int | None, typer.Option(help="So many at once, if a batch does not fit.")]
 OptimiserName = Annotated[str | None, typer.Option("--optimiser", help="adamw or sgd.")]
 
 SCHEDULE = (

@@ -134,7 +134,8 @@ def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) 
         return
     metrics = made["metrics"]
     if made["spec"]["setting"] == "lm":
-        _print_texts(metrics, _COLUMN[made["spec"]["method"]])
+        method = made["spec"]["method"]
+        _print_texts(metrics, "base" if method == "none" else _COLUMN[method])
     else:
         _print_tasks(made, metrics)
     _print_facts(metrics)

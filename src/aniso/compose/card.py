@@ -47,6 +47,29 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", mor
     )
 
 
+def factors_card(bank: Bank, *, command: str = "") -> str:
+    """The same for adapters that were composed factor by factor."""
+    names = ", ".join(_line(name) for name in bank.names[:_ROWS])
+    return "\n".join(
+        [
+            "---",
+            "tags: [aniso, task-vectors, model-merging]",
+            "---",
+            "",
+            f"# {len(bank)} LoRA adapters over {_line(bank.base.label)}, composed factor by factor",
+            "",
+            "The update is (Σ b · B)(Σ a · A), with learned coefficients for the factors A and B of every "
+            "adapter and weight. It is an ordinary adapter for PEFT, of the rank that each of them has.",
+            "",
+            f"- adapters: {names}",
+            f"- base: {_line(bank.base.label)}, content `{bank.base.content}`",
+            f"- bank: content `{bank.content_hash}`",
+            *([f"- command: `{printable(command, 2000).replace('`', '')}`"] if command else []),
+            "",
+        ]
+    )
+
+
 def _vectors(coefficients: Coefficients, bank: Bank) -> Iterable[str]:
     yield "| vector | made from | sha256 | mean coefficient | least | most |"
     yield "|---|---|---|---|---|---|"

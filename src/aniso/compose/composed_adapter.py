@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from aniso.compose.card import model_card
+from aniso.compose.card import factors_card, model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.compose.division import Columns, Rows, Undivided
 from aniso.compose.slots import Slot
@@ -53,7 +53,8 @@ class ComposedAdapter:
     error: float
     """What was lost by fewer ranks, as a share of the whole change's norm; 0 if nothing was."""
     fan_in_fan_out: bool
-    coefficients: Coefficients
+    coefficients: Coefficients | None
+    """Of whole updates; those of factors fit no bank on disk."""
     bank: Bank
 
     @property
@@ -67,7 +68,7 @@ class ComposedAdapter:
         other = {module: rank for module, rank in ranks.items() if rank != most}
         return {
             "peft_type": "LORA",
-            "base_model_name_or_path": self.coefficients.origin.base.label,
+            "base_model_name_or_path": self.bank.base.label,
             "task_type": None,
             "inference_mode": True,
             "r": most,
@@ -92,6 +93,9 @@ class ComposedAdapter:
         with atomic_directory(Path(directory), overwrite=overwrite) as place:
             save_safetensors(place / _WEIGHTS, tensors, {"format": "pt"})
             write_text(place / _CONFIG, json.dumps(self.config(), indent=2, sort_keys=True) + "\n")
+            if self.coefficients is None:
+                write_text(place / "README.md", factors_card(self.bank, command=command))
+                return
             write_text(
                 place / "README.md", model_card(self.coefficients, self.bank, command=command, more=[said])
             )
@@ -123,9 +127,7 @@ def composed_adapter(
     chosen = coefficients.chosen(bank)
     own = coefficients.for_bank(chosen, any_bank=any_bank)
     blocks = chosen.over(base, any_base=any_base)
-    turned = fan_in_fan_out
-    if turned is None:
-        turned = (blocks.source.info.config.architecture or "").lower().startswith("gpt2")
+    turned = inputs_first(blocks) if fan_in_fan_out is None else fan_in_fan_out
     updates: dict[str, Update] = {}
     lost = whole = 0.0
     for slot, values in zip(own.slots.blocks, own.slots.divided(own.values), strict=True):
@@ -146,6 +148,11 @@ def composed_adapter(
             fix="use the base itself",
         )
     return ComposedAdapter(updates, math.sqrt(lost / whole) if whole else 0.0, turned, own, chosen)
+
+
+def inputs_first(blocks: BlockSource) -> bool:
+    """Whether a model's layers keep inputs before outputs, as GPT-2's do."""
+    return (blocks.source.info.config.architecture or "").lower().startswith("gpt2")
 
 
 def layers_of(blocks: BlockSource, block: Block) -> list[tuple[str, Part]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from aniso.compose.composed_adapter import ComposedAdapter, Update, layers_of
+from aniso.compose.composed_adapter import ComposedAdapter, Update, inputs_first, layers_of
 from aniso.compose.composition import Composition, source_of
 from aniso.compose.runtime import Runtime
 from aniso.errors import InputError, printable
@@ -95,7 +95,7 @@ def _unlike(block: Block, why: str) -> InputError:
         "LORA-KIND",
         f"factors cannot be added up: {why}",
         key=block.name,
-        expected="adapters of one rank that change the same layers",
+        expected="adapters of one rank",
         fix="leave --factors out: coefficients of whole updates take any adapters",
     )
 
@@ -115,7 +115,10 @@ class Factors(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.zeros(shape), requires_grad=False))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self.model, self._weights(), args, kwargs)
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, enabled=False):  # weights are composed in full, whatever layers run in
+            weights = self._weights()
+        return functional_call(self.model, weights, args, kwargs)
 
     def _weights(self) -> dict[str, Tensor]:
         """Of the tensors that change, as they are with the adapter."""
@@ -126,8 +129,8 @@ class Factors(nn.Module):
             update = pair.update(a, b)
             for part in self._layout[pair.block.name].parts:
                 own = update[part.start : part.stop]
-                own = own.T if part.transposed else own
                 tensor = out.get(part.key, base[part.key])
+                own = (own.T if part.transposed else own).to(tensor.dtype)
                 rows = slice(part.offset, part.offset + own.shape[0])
                 if own.shape == tensor.shape:
                     out[part.key] = tensor + own
@@ -158,6 +161,8 @@ class FactorComposition:
         blocks = bank.over(source_of(model))
         found = [_pair(block, bank) for block in bank.layout.blocks]
         pairs = tuple(pair for pair in found if pair is not None)
+        for pair in pairs:  # what cannot be written as an adapter is found out now
+            layers_of(blocks, blocks.layout.by_name[pair.block.name])
         factors = Factors(model, pairs, blocks.layout.by_name).to(next(model.parameters()).device)
         composition = Composition(factors, _factor_bank(factors, pairs, bank), runtime=runtime)
         with torch.no_grad():
@@ -169,7 +174,7 @@ class FactorComposition:
     def adapter(self) -> ComposedAdapter:
         """The composition as it is now, in the rank of a single adapter; exact."""
         made = self.composition.weights()
-        turned = (self.base.source.info.config.architecture or "").lower().startswith("gpt2")
+        turned = inputs_first(self.base)
         updates: dict[str, Update] = {}
         for pair in self.pairs:
             a, b = (made[name].float().cpu() for name in pair.names)
@@ -178,8 +183,7 @@ class FactorComposition:
                 piece = max(i for i, start in enumerate(pair.starts) if start <= part.start)
                 own = Update(b[part.start : part.stop], torch.split(a, pair.rank)[piece])
                 updates[module] = Update(own.a.T, own.b.T) if turned != part.transposed else own
-        coefficients = self.composition.coefficients
-        return ComposedAdapter(updates, 0.0, turned, coefficients, self.composition.bank)
+        return ComposedAdapter(updates, 0.0, turned, None, self.bank)
 
 
 def _factor_bank(factors: Factors, pairs: Sequence[_Pair], bank: Bank) -> Bank:

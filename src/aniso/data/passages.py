@@ -37,7 +37,7 @@ class Example:
 def read_examples(path: str | Path) -> tuple[Example, ...]:
     """Of a file of JSON lines an example a line: ``{"prompt": …, "completion": …}``, or ``{"text": …}``.
 
-    Any other file is one long text.
+    A file of any other ending is one long text, unless it is that of a table.
     """
     path = Path(path)
     if path.suffix.lower() in _NOT_TEXT:
@@ -132,12 +132,17 @@ class Passages:
     @cached_property
     def keys(self) -> tuple[int, ...]:
         """What random choices about each row are seeded by; equal rows have keys of their own."""
-        return tuple(draw.number(i, _digest(row)) for i, row in enumerate(self.rows))
+        return tuple(draw.number(i, digest) for i, digest in enumerate(self.digests))
 
     @cached_property
     def manifest(self) -> str:
         """Changes with any token."""
-        return hashlib.sha256("".join(_digest(row) for row in self.rows).encode()).hexdigest()
+        return hashlib.sha256("".join(self.digests).encode()).hexdigest()
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Of every row; equal rows have equal ones."""
+        return tuple(map(_digest, self.rows))
 
 
 def _digest(row: Row) -> str:

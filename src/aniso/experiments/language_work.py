@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +21,7 @@ from aniso.experiments.learning import device_of, evolved, learned
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.settings.language import Language
 from aniso.experiments.settings.setting import COMPOSED, others
-from aniso.learn import Best, Keep, LanguageLoss, Last, Trained, guessed, passages
+from aniso.learn import Best, Keep, LanguageLoss, Last, Objective, Trained, guessed, passages
 from aniso.learn.evaluate import wilson
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.language import TEXTS, Guessed
@@ -97,7 +98,7 @@ class LanguageWork:
         )
 
     @cached_property
-    def _objective(self) -> Any:
+    def _objective(self) -> Objective:
         return LanguageLoss(self._texts["train"]) * 1.0
 
     @property
@@ -182,7 +183,8 @@ class LanguageWork:
 
     def _outcome(self, made: _Made) -> Outcome:
         metrics: dict[str, Any] = {"accuracy": {}, **made.facts}
-        notes = [note for text in self._texts.values() for note in text.notes] + list(made.notes)
+        notes = [note for text in self._texts.values() for note in text.notes]
+        notes += [*_known(self._texts), *made.notes]
         test = self._texts.get("test")
         if test is None:
             notes.append("warning: there are no texts to test by, so nothing was measured: --test FILE")
@@ -226,15 +228,26 @@ class LanguageWork:
 
 
 def _require_apart(texts: dict[str, Passages]) -> None:
-    """What is measured on what was learned from, or chosen by, means nothing."""
-    known = {text.manifest: text for role, text in texts.items() if role != "test"}
-    test = texts.get("test")
-    if test is not None and test.manifest in known:
-        raise UsageError(
-            "LEARN-TEST",
-            f"{printable(test.name)} and {printable(known[test.manifest].name)} are the same texts",
-            fix="--test with other texts, or leave it out",
-        )
+    """What is measured on, or chosen by, texts that were learned from means nothing."""
+    for one, other in combinations(texts, 2):
+        if texts[one].manifest == texts[other].manifest:
+            raise UsageError(
+                "LEARN-TEST",
+                f"{printable(texts[one].name)} and {printable(texts[other].name)} are the same texts",
+                fix=f"--{other} with other texts, or leave it out",
+            )
+
+
+def _known(texts: dict[str, Passages]) -> list[str]:
+    """A warning for every file to choose or to measure by, some of whose rows were learned from."""
+    learned = set(texts["train"].digests)
+    out = []
+    for role, text in texts.items():
+        known = sum(digest in learned for digest in text.digests)
+        if role != "train" and known:
+            name = printable(texts["train"].name)
+            out.append(f"warning: {known} of {len(text)} rows of {printable(text.name)} are in {name}, too")
+    return out
 
 
 def _score(found: Guessed) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Board:
 
     def __call__(self, row: Row) -> None:
         numbers = {f"accuracy/{name}": value for name, value in row["accuracy"].items()}
+        numbers |= {f"perplexity/{name}": value for name, value in row.get("perplexity", {}).items()}
         numbers |= {f"loss/{name}": value for name, value in row["terms"].items()}
         if row["loss"] is not None:
             numbers["loss"] = row["loss"]

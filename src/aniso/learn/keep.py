@@ -138,7 +138,7 @@ def _chosen_by(splits: Sequence[Labelled | Passages]) -> tuple[Labelled | Passag
         if not isinstance(split, Labelled | Passages) or not len(split):
             raise UsageError(
                 "KEEP",
-                "an epoch is chosen by splits with labels and at least one picture",
+                "an epoch is chosen by texts, or by pictures with labels, at least one",
                 found=printable(split),
                 fix="task.val",
             )

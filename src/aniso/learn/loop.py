@@ -121,7 +121,8 @@ class Loop:
         if self.step == 0:
             self._trust(told, between)
         trusted = [self._places(i) for i in range(len(self._bound))]
-        model.train()
+        # a few coefficients need no dropout; without it slices of a batch give the very gradient of the batch
+        model.train(self._trained.slots is None)
         try:
             for batches in self._passes.epoch(
                 self.epoch, start=self.step, workers=self._workers, trusted=trusted

@@ -49,14 +49,15 @@ class Trained:
     @classmethod
     def weights(cls, encoder: Wrapped, *, linearised: bool = False) -> Trained:
         """A model of its own; those tensors are trained that are blocks, so not the text tower."""
-        names = [part.key for block in encoder.layout.blocks for part in block.parts]
+        own = dict(encoder.named_parameters(remove_duplicate=False))  # a block may be a buffer: BART's bias
+        names = [part.key for block in encoder.layout.blocks for part in block.parts if part.key in own]
         identity = {**encoder.identity(), "trained": "weights", "linearised": linearised}
         if linearised:
             tangent = Tangent(encoder, names)
             return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
-        own = copy.deepcopy(encoder)
-        parameters = dict(own.named_parameters())
-        return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
+        copied = copy.deepcopy(encoder)
+        parameters = dict(copied.named_parameters(remove_duplicate=False))
+        return cls(copied, {name: parameters[name].requires_grad_() for name in names}, identity)
 
     @classmethod
     def layer_norms(cls, encoder: Wrapped, *, without_last: int = 3) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any, final
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.hugging_face import LateTokenizer, backend_text
+from aniso.models.load import path_of
 from aniso.models.loading import data_only, filled, needs
 from aniso.models.wrapped import Wrapped
 from aniso.weights import Ref, WeightSource, open_weights
@@ -22,6 +24,8 @@ from aniso.weights.source import ModelConfig
 
 NOTHING = -1
 """In the place of a token."""
+_PASSING = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+"""Words of a configuration that nothing depends on."""
 _LONGEST = 1 << 20  # of models that can read any length
 
 
@@ -74,8 +78,10 @@ class LanguageModel(Wrapped):
         return torch.stack([losses.sum(1), counted.sum(1), right.sum(1)], 1)
 
     def identity(self) -> dict[str, Any]:
-        """Its weights, and how it reads texts."""
-        return {"model": self.fingerprint, "tokens": self.tokens.fingerprint}
+        """Its weights, what is done with them, and how it reads texts."""
+        said = {key: value for key, value in self._config.to_dict().items() if key not in _PASSING}
+        config = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        return {"model": self.fingerprint, "config": config, "tokens": self.tokens.fingerprint}
 
     def rows(
         self, prompt: str | None, completion: str, length: int
@@ -204,7 +210,8 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
 
     ``weights`` from elsewhere replace its own. Everything is read as data; no code is ever run.
     """
-    path = Path(name).expanduser()
+    path = path_of(str(name))
+    called = path.resolve().name if path.is_dir() else str(name)
     if not path.is_dir() and looks_like_hub_id(str(name)):
         path = fetch(str(name)).path
     if not (path / "config.json").is_file():
@@ -224,7 +231,7 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
         _require_causal(path, network.eval())
     config, _ = transformers_config(said)
     tokens = TextTokens(path, int(network.get_input_embeddings().num_embeddings))
-    return LanguageModel(path.resolve().name if path.is_dir() else str(name), network, tokens, config)
+    return LanguageModel(called, network, tokens, config)
 
 
 def _require_size(network: Any, source: WeightSource) -> None:

@@ -30,7 +30,7 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
         raise UsageError("MODEL-NAME", "the model has no name", fix="for example mini, or ViT-B-32")
     if text == MINI:
         return hugging_face.load(mini_directory(), MINI, weights)
-    path = _path(text)
+    path = path_of(text)
     if path.is_dir():
         return _directory(path, path.resolve().name, weights, activation)
     if text.startswith("timm:"):
@@ -56,7 +56,7 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     )
 
 
-def _path(text: str) -> Path:
+def path_of(text: str) -> Path:
     try:
         path = Path(text).expanduser()
         path.exists()

@@ -34,6 +34,8 @@ _IDENTITY = (
     "lora",
     "bank",
     "evaluations",
+    "factors",
+    "length",
 )
 _AXES = {
     "few-shot": ("task", "shots", "seed"),
@@ -441,9 +443,13 @@ def _texts(found: Results) -> Table:
     base = [value for row in found.rows for r in row.records for value in r.metrics.base_perplexity.values()]
     rows = []
     for row in found.rows:
-        own = [value for r in row.records for value in r.metrics.perplexity.values()]
+        seeds: Seeds = defaultdict(dict)
+        for r in row.records:
+            seeds[r.seed].update(r.metrics.perplexity)
+        own = list(_means(seeds, found.tasks[accuracy])[0].values())
         measured = own or (base if row.fixed else [])
-        mean = Estimate(fmean(measured), standard_error(own), digits=2) if measured else None
+        spread = None if row.fixed else standard_error(own)
+        mean = Estimate(fmean(measured), spread, digits=2) if measured else None
         rows.append((row.name, mean, found.cell(row, accuracy)))
     title = f"{found.name}: how well tokens of {found.count.replace('task', 'text')} are guessed"
     columns = ("method", "perplexity", "thought likeliest, %")
