@@ -90,6 +90,9 @@ class Spec(_Part):
     joint: bool = False
     select: str | None = None
     budget: int | str | None = None
+    # as they were before they could be said
+    evaluations: int = 500
+    factors: bool = False
 
     @property
     def unchanged(self) -> bool:
