@@ -118,7 +118,7 @@ def _evaluate_texts(
     json: bool,
 ) -> None:
     from aniso.cli.evaluate_texts import measured, show_rows, texts_of
-    from aniso.learn.language import TEXTS
+    from aniso.data import Passages
     from aniso.models import load_language_model
 
     model = load_language_model(name, weights)
@@ -126,7 +126,7 @@ def _evaluate_texts(
     texts = texts_of(model, files, length)
     what = "the base" if subject.model is model else subject.what
     identity = {"what": what, **subject.identity}
-    rows = measured(model, subject.model, identity, texts, batch=batch or TEXTS, workers=workers)
+    rows = measured(model, subject.model, identity, texts, batch=batch or Passages.at_once, workers=workers)
     show_rows(model.name, what, rows, json=json)
 
 

@@ -107,6 +107,7 @@ class Passages:
     """train, val or test: what may be learned from, or chosen by, is decided by it."""
     notes: tuple[str, ...] = ()
     things: ClassVar[str] = "texts"
+    at_once: ClassVar[int] = 16  # every token has a logit for each that it might be
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.places):

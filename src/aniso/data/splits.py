@@ -29,6 +29,7 @@ class Unlabelled:
     classes: ClassList
     images: NamelessImages
     things: ClassVar[str] = "pictures"
+    at_once: ClassVar[int] = 256
 
     def __len__(self) -> int:
         return len(self.images)
@@ -67,6 +68,8 @@ class Labelled:
     """train, val or test, where a task said so: what may be learned from, or chosen by, is decided by it."""
     things: ClassVar[str] = "pictures"
     """What it holds."""
+    at_once: ClassVar[int] = 256
+    """How many go through a model together, where nobody says so."""
 
     def __len__(self) -> int:
         return len(self.images)

@@ -10,21 +10,20 @@ from typing import Any, final
 
 from torch import nn
 
-from aniso.compose import Coefficients, Composition, Plan
+from aniso.compose import Coefficients, Plan
 from aniso.compose.composed_adapter import ComposedAdapter
-from aniso.compose.factors import FactorComposition
 from aniso.data import Passages, read_examples
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.banks import open_bank
 from aniso.experiments.choosing import strategy_of
-from aniso.experiments.learning import device_of, evolved, learned
+from aniso.experiments.learning import composed, device_of, evolved, learned
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.settings.language import Language
 from aniso.experiments.settings.setting import COMPOSED, others
 from aniso.learn import Best, Keep, LanguageLoss, Last, Objective, Trained, guessed, passages
 from aniso.learn.evaluate import wilson
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.language import TEXTS, Guessed
+from aniso.learn.language import Guessed
 from aniso.learn.lora import Adapter, adapter
 from aniso.learn.passes import Passes
 from aniso.learn.selection import Choice
@@ -70,14 +69,16 @@ class LanguageWork:
                 fix="leave out fewer",
             )
         found = whole.only(*names)
-        strategy = strategy_of(
-            setting, self._objective, self.model, workers=self._how.workers, told=self._how.told
-        )
-        self.choice = None if strategy is None else strategy.choose(found)
+        self.choice = self._chosen(found)
         return found if self.choice is None else self.choice.bank
 
     choice: Choice | None = None
     """Which vectors, or cells, were kept, if the setting chooses; known once there is a bank."""
+
+    def _chosen(self, bank: Bank) -> Choice | None:
+        how = self._how
+        strategy = strategy_of(self.setting, self._objective, self.model, workers=how.workers, told=how.told)
+        return None if strategy is None else strategy.choose(bank)
 
     # texts
 
@@ -112,7 +113,7 @@ class LanguageWork:
         setting, schedule, memory = self.setting, self.setting.resolved_schedule(), None
         facts: dict[str, Any] = {"method": setting.method, "texts": _sizes(self._texts)}
         if setting.method in COMPOSED:
-            made = self._planned()
+            made, _ = composed(self.model, self.bank, setting, self._how)
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
             if self.choice is not None:
@@ -123,11 +124,6 @@ class LanguageWork:
             passes = Passes([(self._texts["train"], ())], schedule, setting.seed)
             facts["steps"] = schedule.epochs * passes.steps
         return memory, facts
-
-    def _planned(self) -> Composition:
-        if self.setting.composes_factors:
-            return FactorComposition.of(self.model, self.bank, runtime=self._how.runtime).composition
-        return self._composition()
 
     # the methods
 
@@ -141,29 +137,16 @@ class LanguageWork:
         }[self.setting.method]
         return self._outcome(method())
 
-    def _composition(self) -> Composition:
-        return Composition(
-            self.model, self.bank, self.setting.resolved_partition(), runtime=self._how.runtime
-        )
-
     def _composed(self) -> _Made:
-        if self.setting.composes_factors:
-            return self._factors()
-        made = self._composition()
-        done, facts = learned(
-            Trained.coefficients(made), self._objective, self._keep, self.setting, self._how
-        )
+        made, factors = composed(self.model, self.bank, self.setting, self._how)
+        trained = Trained.coefficients(made)
+        done, facts = learned(trained, self._objective, self._keep, self.setting, self._how)
+        if factors is not None:
+            return _Made(made, facts, adapter=factors.adapter(), notes=done.notes)
         return _Made(made, facts, made.coefficients, notes=done.notes)
 
-    def _factors(self) -> _Made:
-        """Adapters, factor by factor."""
-        made = FactorComposition.of(self.model, self.bank, runtime=self._how.runtime)
-        trained = Trained.coefficients(made.composition)
-        done, facts = learned(trained, self._objective, self._keep, self.setting, self._how)
-        return _Made(made.composition, facts, adapter=made.adapter(), notes=done.notes)
-
     def _evolved(self) -> _Made:
-        made = self._composition()
+        made, _ = composed(self.model, self.bank, self.setting, self._how)
         facts = evolved(made, self._objective, self._keep, self.setting, self._how)
         return _Made(made, facts, made.coefficients)
 
@@ -212,7 +195,13 @@ class LanguageWork:
 
     def _guessed(self, model: nn.Module, split: Passages) -> Guessed:
         how, at_once = self._how, self.setting.resolved_schedule().micro_batch
-        return guessed(model, split, batch=min(TEXTS, at_once or TEXTS), workers=how.workers, told=how.told)
+        return guessed(
+            model,
+            split,
+            batch=min(split.at_once, at_once or split.at_once),
+            workers=how.workers,
+            told=how.told,
+        )
 
     def _names(self) -> dict[str, str]:
         """Of files their names: where they lie is nobody's business."""

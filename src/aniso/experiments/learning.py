@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from aniso.compose import Composition
+from aniso.compose.factors import FactorComposition
 from aniso.errors import UsageError, printable
 from aniso.experiments.outcome import Circumstances
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.settings.setting import Adapts
 from aniso.learn import Fit, Keep, Objective, Trained, fit
 from aniso.learn.gradient_free import evolve
+from aniso.vectors import Bank
 
 
 def device_of(how: Circumstances) -> torch.device:
@@ -50,6 +53,16 @@ def learned(
     history = list(done.history)
     facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
     return done, {**facts, "trainable": trained.count}
+
+
+def composed(
+    model: nn.Module, bank: Bank, setting: BaseSetting, how: Circumstances
+) -> tuple[Composition, FactorComposition | None]:
+    """What is learned: a composition of whole updates, or of adapters' factors, which becomes an adapter."""
+    if setting.composes_factors:
+        factors = FactorComposition.of(model, bank, runtime=how.runtime)
+        return factors.composition, factors
+    return Composition(model, bank, setting.resolved_partition(), runtime=how.runtime), None
 
 
 def evolved(

@@ -17,7 +17,7 @@ from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.choosing import strategy_of
-from aniso.experiments.learning import device_of, evolved, learned
+from aniso.experiments.learning import composed, device_of, evolved, learned
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.scores import score
 from aniso.experiments.settings import Job, PictureSetting
@@ -125,6 +125,12 @@ class Work:
         model = Linearised(self.encoder) if self.setting.linearised else self.encoder
         return Composition(model, bank, partition, runtime=self._how.runtime)
 
+    def _composition(self) -> tuple[Composition, FactorComposition | None]:
+        """What is learned, or searched through."""
+        if self.setting.composes_factors:
+            return composed(self.encoder, self.bank, self.setting, self._how)
+        return self._over(self.bank, self._partition()), None
+
     # before anything is learned
 
     def plan(self) -> tuple[Plan | None, dict[str, Any]]:
@@ -135,7 +141,7 @@ class Work:
         if self.setting.trains_norms:
             facts["trainable"] = Trained.layer_norms(self.encoder).count
         elif self.setting.method in (*COMPOSED, "search"):
-            made = self._planned()
+            made, _ = self._composition()
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
             if self.choice is not None:
@@ -158,11 +164,6 @@ class Work:
             facts["head"] = f"{head.kind}, {VIEWS} views of {len(self._shots()):,} pictures{together}"
         facts["chosen_by"] = {split.name: len(split) for split in job.keep.splits}
         return memory, facts
-
-    def _planned(self) -> Composition:
-        if self.setting.composes_factors:
-            return FactorComposition.of(self.encoder, self.bank, runtime=self._how.runtime).composition
-        return self._over(self.bank, self._partition())
 
     # the methods
 
@@ -210,20 +211,14 @@ class Work:
             return self._with_own_norms()
         if self.setting.is_joint:
             return self._joint()
-        if self.setting.composes_factors:
-            return self._factors()
         known = self._learned_before()
         if known is not None:
             return known
-        made = self._over(self.bank, self._partition())
+        made, factors = self._composition()
         facts, notes = self._learn(Trained.coefficients(made))
+        if factors is not None:
+            return _Made(lambda name: made, facts, adapter=factors.adapter(), notes=notes)
         return _Made(lambda name: made, facts, made.coefficients, notes=notes)
-
-    def _factors(self) -> _Made:
-        """Adapters, factor by factor."""
-        made = FactorComposition.of(self.encoder, self.bank, runtime=self._how.runtime)
-        facts, notes = self._learn(Trained.coefficients(made.composition))
-        return _Made(lambda name: made.composition, facts, adapter=made.adapter(), notes=notes)
 
     def _evolved(self) -> _Made:
         """Coefficients from losses alone."""

@@ -12,10 +12,8 @@ from aniso.learn.evaluate import evaluate
 from aniso.learn.heads import Head
 from aniso.learn.inside import head_for
 from aniso.learn.keep import Keep, Measured
-from aniso.learn.language import TEXTS, guessed
+from aniso.learn.language import guessed
 from aniso.weights.files import Told
-
-_PICTURES = 256
 
 
 @final
@@ -42,8 +40,7 @@ class Gauge:
         """Accuracies by the name of the split, and perplexities if there are texts."""
         out: dict[str, dict[str, float]] = {"accuracy": {}}
         for split in self._splits:
-            most = TEXTS if isinstance(split, Passages) else _PICTURES
-            batch = min(most, self._at_once or most)
+            batch = min(split.at_once, self._at_once or split.at_once)
             if isinstance(split, Passages):
                 found = guessed(self._model, split, batch=batch, workers=self._workers, told=told)
                 out.setdefault("perplexity", {})[split.name] = found.perplexity

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from aniso.data import Batch, Batches, Passages
+from aniso.data import Batch, Batches
 from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.heads import Classifier
 from aniso.learn.inside import head_for
-from aniso.learn.language import TEXTS
 from aniso.learn.objectives import DataTerm, Objective, Seen, answered
 from aniso.models import Wrapped
 from aniso.vectors import Bank, Block, TaskVector
@@ -67,7 +66,7 @@ def weight_gradient(
             _require_plain(term)
             head = head_for(encoder, term.split)
             views = term.views(encoder)
-            size = min(batch, TEXTS) if isinstance(term.split, Passages) else batch
+            size = min(batch, term.split.at_once)
             pass_ = Batches(term.split, *views, size=size, seed=seed, workers=workers)
             done = 0
             for pictures in pass_:

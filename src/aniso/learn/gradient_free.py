@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from aniso.compose import Composition
-from aniso.data import Batches, Passages
+from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
 from aniso.learn.fit import Fit
 from aniso.learn.gauge import Gauge, worth
 from aniso.learn.inside import head_for
 from aniso.learn.keep import Keep, Last
-from aniso.learn.language import TEXTS
 from aniso.learn.loop import Row
 from aniso.learn.objectives import Objective, Seen, Term, answered
 from aniso.weights.files import Told
@@ -173,7 +172,7 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
     for weight, term in objective.data_terms:
         head = head_for(composition, term.split)
         views = term.views(composition)
-        size = min(_AT_ONCE, TEXTS) if isinstance(term.split, Passages) else _AT_ONCE
+        size = min(_AT_ONCE, term.split.at_once)
         for pictures in Batches(term.split, *views, size=size, seed=seed):
             own = tuple(composition(view.to(device)).float() for view in pictures.views)
             labels = None if pictures.labels is None else pictures.labels.to(device)

@@ -18,8 +18,6 @@ from aniso.models import LanguageModel
 from aniso.weights.files import Told
 
 LENGTH = 512
-TEXTS = 16
-"""Rows at once where nobody says how many: every token has a logit for each that it might be."""
 
 
 @final
@@ -90,7 +88,12 @@ def _require_guesses(made: Passages) -> None:
 
 @torch.no_grad()
 def guessed(
-    model: nn.Module, split: Passages, *, batch: int = TEXTS, workers: int = 0, told: Told | None = None
+    model: nn.Module,
+    split: Passages,
+    *,
+    batch: int = Passages.at_once,
+    workers: int = 0,
+    told: Told | None = None,
 ) -> Guessed:
     """How well a model, or a composition, guesses a split."""
     device = next(language_model_of(model).parameters()).device
