@@ -211,23 +211,34 @@ def test_the_global_generator_is_not_touched(world):
     assert torch.equal(one.coefficients.values, other.coefficients.values)
 
 
+def with_dropout(model, p):
+    for module in model.modules():
+        if type(module).__name__.endswith("MLP"):
+            module.register_forward_hook(lambda m, args, out: functional.dropout(out, p, training=m.training))
+
+
 def test_dropout_inside_a_model_is_drawn_by_the_step(world):
     def run(p, seed, disturbed):
         torch.manual_seed(disturbed)
-        composition = world.composition()
-        network = composition.model
-        for module in network.modules():
-            if type(module).__name__.endswith("MLP"):
-                module.register_forward_hook(
-                    lambda m, args, out: functional.dropout(out, p, training=m.training)
-                )
+        trained = Trained.weights(world.encoder)
+        with_dropout(trained.model, p)
         before = torch.get_rng_state()
-        fit(composition, CrossEntropy(world.target.train), SHORT, seed=seed)
+        fit(trained, CrossEntropy(world.target.train), SHORT, seed=seed)
         assert torch.equal(before, torch.get_rng_state())
-        return bytes_of(composition.values)
+        return b"".join(bytes_of(tensor) for tensor in trained.tensors.values())
 
     assert run(0.3, 0, 1) == run(0.3, 0, 2)
     assert run(0.3, 0, 1) != run(0.0, 0, 1)
+
+
+def test_dropout_is_off_while_coefficients_are_learned(world):
+    def run(p):
+        composition = world.composition()
+        with_dropout(composition.model, p)
+        fit(composition, CrossEntropy(world.target.train), SHORT)
+        return bytes_of(composition.values)
+
+    assert run(0.3) == run(0.0)
 
 
 def test_the_mode_of_a_model_does_not_matter(world):

@@ -124,7 +124,7 @@ def test_what_is_trusted_is_chosen_anew_in_every_epoch_by_the_model_as_it_is_the
     assert len({tuple(marks.tolist()) for marks in found}) > 1
 
 
-def test_answers_are_looked_at_once_an_epoch_without_gradients_and_out_of_training_mode(
+def test_answers_are_looked_at_once_an_epoch_without_gradients(
     world: colours.World, pictures: Unlabelled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, calls = Composition.forward, []
@@ -136,7 +136,7 @@ def test_answers_are_looked_at_once_an_epoch_without_gradients_and_out_of_traini
     monkeypatch.setattr(Composition, "forward", watched)
     said_so: list[str] = []
     fit(world.composition(), FixMatch(pictures), SCHEDULE, told=lambda what, *_: said_so.append(what))
-    steps = [(8, False, True), (8, True, True)] * 3  # the view that is only looked at, and the strong one
+    steps = [(8, False, False), (8, True, False)] * 3  # the view that is only looked at, and the strong one
     assert calls == 2 * [(15, False, False), *steps]
     answers = [i for i, what in enumerate(said_so) if what == "answers on control train"]
     assert answers == [0, 4]
