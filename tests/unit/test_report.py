@@ -118,6 +118,28 @@ def test_what_later_versions_add_is_kept():
         record().label = "other"
 
 
+def test_banks_that_were_chosen_from_or_drawn_may_differ():
+    inputs = {"model": "m" * 8, "data": {"a": "data of a"}}
+    several = [
+        record(label=f"{word} {i}", inputs={**inputs, "bank": word * i}, seed=i, **more)
+        for word, more in (("c", {"select": "random", "budget": 1}), ("d", {"bank": "random:3"}))
+        for i in (1, 2)
+    ]
+    assert mixed(several) == []
+
+
+def test_experiments_may_have_a_run_in_common(tmp_path):
+    data = raw()
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data | {"experiment": name, "seconds": len(name)}))
+    assert {found.experiment for found in read_records([tmp_path])} == {"one", "two"}
+
+
+def test_rows_are_in_the_order_of_their_numbers():
+    made = table([record(label="chosen", select="random", budget=n, accuracy={"a": 0.5}) for n in (10, 2, 1)])
+    assert [r[0] for r in made.rows[-3:]] == [f"chosen (budget: {n})" for n in (1, 2, 10)]
+
+
 def test_mixed_inputs_are_said():
     same = [record(), record(label="other")]
     assert mixed(same) == []

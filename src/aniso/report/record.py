@@ -300,7 +300,9 @@ def mixed(records: Iterable[Record]) -> list[str]:
         ]
         banks: dict[tuple[str, ...], set[str]] = defaultdict(set)
         for r in group:
-            if r.spec.bank is not None and r.inputs.bank is not None:
+            # what was chosen, or drawn by the seed, may well differ
+            given = r.spec.select is None and not (r.spec.bank or "").startswith("random:")
+            if given and r.spec.bank is not None and r.inputs.bank is not None:
                 left_out = str(r.spec.model_dump().get("leave_out"))
                 banks[r.spec.bank, r.spec.method, *r.spec.measured, left_out].add(r.inputs.bank)
         changed = sorted({key[0] for key, hashes in banks.items() if len(hashes) > 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -265,7 +266,13 @@ def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
             rows[f"{label} ({said})" if said else label].append(record)
     for name, group in rows.items():
         _require_no_clash(name, group)
-    return dict(sorted(rows.items(), key=lambda item: (_rank(item[1]), item[0])))
+    return dict(sorted(rows.items(), key=lambda item: (_rank(item[1]), _counted(item[0]))))
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """A name's words and numbers, so that 2 comes before 10."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def _rank(records: Sequence[Record]) -> tuple[int, bool]:
