@@ -12,7 +12,10 @@ from aniso.experiments.strict_yaml import read_yaml, validated
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-NAMES = ("addition", "few-shot", "negation", "out-of-domain", "test-time")
+NAMES = (
+    *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
+    *("selection", "gradient-free", "random-bases"),
+)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "test-time-rates"])

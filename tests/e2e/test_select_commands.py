@@ -608,7 +608,7 @@ def test_only_single_tasks_with_labels_are_learned_without_gradients(
     said = [shelf.data / word if word in ("cars", "dtd") else word for word in given]
     ran = aniso("fit", *said, *shelf.base, "--method", "gradient-free", "-o", tmp_path / "run")
     assert ran.code == 2 and "SPEC" in ran.err, ran.err
-    assert "learning without gradients is for few-shot and peft" in ran.err
+    assert "learning without gradients is for few-shot, peft and lm" in ran.err
     assert list(tmp_path.iterdir()) == []
 
 
