@@ -62,7 +62,9 @@ def _keys(record: Record, chosen: list[Record]) -> list[_Key]:
     ends = {(str(r.spec.select), r.spec.shots or 0) for r in chosen}
     if spec.unchanged:
         return [(strategy, shots, _NONE) for strategy, shots in ends]
-    return [(strategy, shots, _ALL) for strategy, shots in ends if shots == spec.shots]
+    if spec.bank not in {r.spec.bank for r in chosen}:  # random bases, say, are not all vectors
+        return []
+    return [(strategy, shots, _ALL) for strategy, shots in ends if shots == (spec.shots or 0)]
 
 
 def _sizes(chosen: list[Record]) -> list[str]:
