@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,6 +23,7 @@ from aniso.learn.features import features
 from aniso.learn.heads import TipAdapter, new_head
 from aniso.learn.loop import Loop
 from aniso.learn.passes import Passes
+from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -297,18 +296,6 @@ def test_classes_that_the_head_does_not_know_are_refused(world: colours.World, r
 # going on
 
 FAST = replace(SCHEDULE, lr=0.5)
-
-
-class At:
-    """Asks the run to stop at the n-th report of progress."""
-
-    def __init__(self, n: int) -> None:
-        self.n, self.calls = n, 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.calls += 1
-        if self.calls == self.n:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -38,6 +36,7 @@ from aniso.learn.selection import BlockwiseGradient, WholeGradient
 from aniso.models import LanguageModel, language_model, load_language_model
 from aniso.vectors import Bank, LowRank
 from aniso.weights import save_safetensors
+from runs import At
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -443,18 +442,6 @@ def test_slices_of_a_step_give_the_gradient_of_the_whole(
 
 
 # runs
-
-
-class At:
-    """Asks the run to stop at the n-th report of progress."""
-
-    def __init__(self, n: int) -> None:
-        self.n, self.calls = n, 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.calls += 1
-        if self.calls == self.n:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(composition: Composition, own: LanguageModel, told: Any = None, **more: Any) -> tuple[bytes, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -50,6 +48,7 @@ from aniso.learn.said import Said, said
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
+from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -321,18 +320,6 @@ def test_runs_depend_on_the_seed_and_not_on_workers_or_chance(
 
 
 # going on
-
-
-class At:
-    """Asks the run to stop at the n-th report of progress."""
-
-    def __init__(self, n: int) -> None:
-        self.n, self.calls = n, 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.calls += 1
-        if self.calls == self.n:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 WAYS: dict[str, Any] = {

@@ -15,27 +15,26 @@ from aniso.models import Encoder, LanguageModel, Wrapped
 def encoder_of(model: nn.Module) -> Encoder:
     """The encoder behind a model or a composition."""
     inner = _inside(model)
-    if not isinstance(inner, Encoder):
-        raise UsageError(
-            "MODEL-NAME",
-            f"a {type(inner).__name__} is no encoder",
-            expected="a model from load_model, or a composition of one",
-            fix="aniso.load_model(...)",
-        )
-    return inner
+    if isinstance(inner, Encoder):
+        return inner
+    raise _is_no(inner, "encoder", "load_model")
 
 
 def language_model_of(model: nn.Module) -> LanguageModel:
     """The language model behind a model or a composition."""
     inner = _inside(model)
-    if not isinstance(inner, LanguageModel):
-        raise UsageError(
-            "MODEL-NAME",
-            f"a {type(inner).__name__} is no language model",
-            expected="a model from load_language_model, or a composition of one",
-            fix="aniso.load_language_model(...)",
-        )
-    return inner
+    if isinstance(inner, LanguageModel):
+        return inner
+    raise _is_no(inner, "language model", "load_language_model")
+
+
+def _is_no(inner: nn.Module, what: str, maker: str) -> UsageError:
+    return UsageError(
+        "MODEL-NAME",
+        f"a {type(inner).__name__} is no {what}",
+        expected=f"a model from {maker}, or a composition of one",
+        fix=f"aniso.{maker}(...)",
+    )
 
 
 def model_of(model: nn.Module) -> Wrapped:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import pixels_of
-from aniso.models.loading import building, data_only, fill, filled, needs
+from aniso.models.loading import building, fill, filled, needs, network_of
 from aniso.models.transforms import Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
@@ -27,25 +27,13 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     said = read_json(path / "config.json")
     if "architecture" in said and "model_type" not in said:
         return load_timm(str(said["architecture"]), path if weights is None else weights, name, said)
-    try:
-        from transformers import AutoConfig, AutoModelForImageClassification
-    except ImportError:
-        raise needs("hf", "transformers") from None
-    kind = said.get("model_type")
-    try:
-        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
-        network: Any = AutoModelForImageClassification.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.for_model(str(kind), **settings)
-        )
-    except Exception as e:  # transformers' own for wrong settings have no base in common
-        raise InputError(
-            "MODEL-NAME",
-            f"'{printable(path)}' holds no model that gives image features",
-            found=printable(kind),
-            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
-            expected="a CLIP or an image classifier",
-            fix="aniso inspect DIR",
-        ) from None
+    network: Any = network_of(
+        path,
+        said,
+        lambda library, config: library.AutoModelForImageClassification,
+        what="model that gives image features",
+        expected="a CLIP or an image classifier",
+    )
     network = filled(network, open_weights(path if weights is None else weights))
     labels = {int(i): str(label) for i, label in network.config.id2label.items()}
     classes = tuple(labels[i] for i in sorted(labels))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from aniso.errors import InputError, UsageError, printable
 from aniso.models.hugging_face import LateTokenizer, backend_text
 from aniso.models.load import path_of
-from aniso.models.loading import data_only, filled, needs
+from aniso.models.loading import filled, network_of
 from aniso.models.wrapped import Wrapped
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
@@ -264,22 +264,8 @@ def _require_causal(path: Path, network: Any) -> None:
 
 
 def _built(path: Path, said: dict[str, Any]) -> Any:
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    except ImportError:
-        raise needs("hf", "transformers") from None
-    kind = said.get("model_type")
-    try:
-        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
-        config = AutoConfig.for_model(str(kind), **settings)
-        auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return auto.from_config(config)
-    except Exception as e:  # transformers' own for wrong settings have no base in common
-        raise InputError(
-            "MODEL-NAME",
-            f"'{printable(path)}' holds no language model",
-            found=printable(kind),
-            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
-            expected="a causal or sequence-to-sequence model of transformers",
-            fix="aniso inspect DIR",
-        ) from None
+    def auto(library: Any, config: Any) -> Any:
+        return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
+
+    expected = "a causal or sequence-to-sequence model of transformers"
+    return network_of(path, said, auto, what="language model", expected=expected)

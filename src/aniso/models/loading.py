@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,6 +139,33 @@ def building(where: object) -> Iterator[None]:
             f"the configuration of '{printable(where)}' describes no model that can be built",
             reason=printable((str(e) or type(e).__name__).partition("\n")[0]),
             fix="download it again, or name the architecture and give the directory as its weights",
+        ) from None
+
+
+def network_of(
+    path: Path, said: dict[str, Any], auto: Callable[[Any, Any], Any], *, what: str, expected: str
+) -> Any:
+    """A network of transformers as a configuration says, with weights yet to come; no code but the library's.
+
+    ``auto`` picks one of the library's classes for models of a kind.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise needs("hf", "transformers") from None
+    kind = said.get("model_type")
+    try:
+        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
+        config = transformers.AutoConfig.for_model(str(kind), **settings)
+        return auto(transformers, config).from_config(config)
+    except Exception as e:  # transformers' own for wrong settings have no base in common
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' holds no {what}",
+            found=printable(kind),
+            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
+            expected=expected,
+            fix="aniso inspect DIR",
         ) from None
 
 
