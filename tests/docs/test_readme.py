@@ -49,8 +49,8 @@ def shelf(tmp_path, monkeypatch):
         random_adapter(
             gpt, tmp_path / "loras" / name, seed, r=2, target_modules=["c_attn"], fan_in_fan_out=True
         )
-    for name in ("examples", "held-out"):
-        said = {"prompt": "the cat", "completion": " sat on a mat"}
+    for name, place in (("examples", "mat"), ("held-out", "hat")):
+        said = {"prompt": "the cat", "completion": f" sat on a {place}"}
         language.write_lines(tmp_path / f"{name}.jsonl", [said] * 3)
     pictures.folder(tmp_path / "photos/train", {"red_apple": 5, "frog": 5})
     pictures.folder(tmp_path / "photos/test", {"red_apple": 3, "frog": 3}, 50)
