@@ -236,7 +236,8 @@ class PackedStack(Stack):
             return super().dots(gradient, division)
         total = fast.dots(self.codes, gradient, self.packing, self.scales)
         if self.mean is not None:
-            total += torch.dot(self.mean.to(gradient.dtype), gradient)
+            # not torch's product, which depends on the number of threads
+            total += fast.dots(self.mean.unsqueeze(0), gradient)
         return total * self.factors.to(total.dtype).unsqueeze(1)
 
 
