@@ -205,6 +205,10 @@ class Scattered(Division):
         return torch.from_numpy(_permutation(self.key ^ 1, self.numel % self.length))
 
     @cached_property
+    def _tail_order(self) -> Tensor:
+        return self._tail.argsort()
+
+    @cached_property
     def _shifts(self) -> list[int]:
         """Where each run enters the sequence."""
         runs = self.numel // self.length
@@ -220,9 +224,12 @@ class Scattered(Division):
         return f"part {part} of {self.count}: {size} elements at random"
 
     def spread(self, coefficients: Tensor) -> Tensor:
-        device = coefficients.device
-        window = coefficients[:, (self._sequence % self.count).to(device)]
-        return torch.cat([window, window, coefficients[:, (self._tail % self.count).to(device)]], dim=1)
+        # index_select takes a sixth of the time of an index in brackets
+        window, tail = (
+            coefficients.index_select(1, (slots % self.count).to(coefficients.device))
+            for slots in (self._sequence, self._tail)
+        )
+        return torch.cat([window, window, tail], dim=1)
 
     def add(self, out: Tensor, tile: Tensor, spread: Tensor, start: int) -> None:
         for span, window in self._segments(start, out.numel()):
@@ -238,11 +245,11 @@ class Scattered(Division):
     def folded(self, total: Tensor) -> Tensor:
         window = total[:, : self.length] + total[:, self.length : 2 * self.length]
         tail = total[:, 2 * self.length :]
-        return self._by_part(window, self._order) + self._by_part(tail, self._tail.argsort())
+        return self._by_part(window, self._order) + self._by_part(tail, self._tail_order)
 
     def _by_part(self, slots: Tensor, order: Tensor) -> Tensor:
         """Sums over the slots of each part, in a fixed order: scattering would add in any order on a GPU."""
-        ordered = slots[:, order.to(slots.device)]
+        ordered = slots.index_select(1, order.to(slots.device))
         short = -ordered.shape[1] % self.count
         return torch.nn.functional.pad(ordered, (0, short)).view(len(slots), -1, self.count).sum(1)
 
