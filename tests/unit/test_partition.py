@@ -231,6 +231,26 @@ def test_runs_of_their_real_length_are_added_and_collected_too(parts):
     assert torch.equal(div.folded(total), sums)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_blocks_are_gone_through_by_several_threads_as_by_one(threads):
+    g = torch.Generator().manual_seed(0)
+    tile = torch.randn(3, division._LONG + 5, generator=g, dtype=torch.float64)
+    out, gradient = torch.randn(2, tile.shape[1], generator=g, dtype=torch.float64)
+    coefficients = torch.randn(3, 1, generator=g, dtype=torch.float64)
+    expected = out + coefficients[:, 0] @ tile, (tile @ gradient).unsqueeze(1)
+    div = Undivided(tile.shape[1])
+    total = div.zeros(tile)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert division.goes_in_turn(out) == (threads > 1)
+        div.add(out, tile, coefficients, 0)
+        div.collect(total, tile, gradient, 0)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close((out, total), expected)
+
+
 @pytest.mark.parametrize("text", ["whole", "rows", "columns", "random:3"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (0, 3), (3, 0), (2, 0, 3)])
 def test_blocks_of_one_element_and_of_none_have_one_coefficient(text, shape):

@@ -20,6 +20,7 @@ from torch import Tensor
 from aniso.vectors import Block
 
 _RUN = 1 << 14  # elements; shorter runs cost more in calls than in arithmetic
+_LONG = 1 << 17  # elements; from here on several threads are faster with one vector after the other
 
 
 class Division(ABC):
@@ -84,10 +85,22 @@ class Undivided(Division):
         return "the whole block"
 
     def add(self, out: Tensor, tile: Tensor, spread: Tensor, start: int) -> None:
-        out.addmv_(tile.T, spread[:, 0])
+        if goes_in_turn(out):
+            for vector, coefficient in zip(tile, spread[:, 0].tolist(), strict=True):
+                out.add_(vector, alpha=coefficient)
+        else:
+            out.addmv_(tile.T, spread[:, 0])
 
     def collect(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
-        total[:, 0] += tile.mv(gradient)
+        if goes_in_turn(gradient):
+            total[:, 0] += torch.stack([vector.dot(gradient) for vector in tile])
+        else:
+            total[:, 0] += tile.mv(gradient)
+
+
+def goes_in_turn(flat: Tensor) -> bool:
+    """Whether torch's product of a matrix and a vector would leave a part of its threads idle."""
+    return flat.numel() >= _LONG and flat.device.type == "cpu" and torch.get_num_threads() > 1
 
 
 @final

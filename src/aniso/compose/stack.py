@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aniso.compose import fast
-from aniso.compose.division import Division, Undivided
+from aniso.compose.division import Division, Undivided, goes_in_turn
 from aniso.vectors import Delta, Dense, LowRank, Packed, Packing
 from aniso.vectors.packing import GROUP
 
@@ -134,7 +134,7 @@ class DenseStack(Stack):
         if self._is_fast(self.values, out, base):
             fast.add(out, base, self.values, own[:, 0])
             return True
-        if self.values.dtype == out.dtype == base.dtype:
+        if self.values.dtype == out.dtype == base.dtype and not goes_in_turn(out):
             torch.addmv(base, self.values.T, own[:, 0], out=out)
             return True
         return False
