@@ -1,7 +1,8 @@
 """Put the mini model and its banks into the package.
 
     python scripts/mini/package.py model RUN/model
-    python scripts/mini/package.py bank standard TUNED [--storage int4]
+    python scripts/mini/package.py bank standard|linearised TUNED [--storage int4]
+    python scripts/mini/package.py bank lora4 TUNED --storage fp32
     aniso bank features src/aniso/models/mini/banks/standard --model mini --task MINI/cars --task …
     python scripts/mini/package.py card experiments/mini/table.md
 
@@ -43,8 +44,9 @@ def package_model(trained: Path) -> None:
 
 
 def package_bank(kind: str, tuned: Path, storage: str) -> None:
-    files = {path.stem: path for path in sorted(tuned.glob("*.safetensors"))}
-    facts = {name: json.loads(path.with_suffix(".json").read_text()) for name, path in files.items()}
+    facts = {path.stem: json.loads(path.read_text()) for path in sorted(tuned.glob("*.json"))}
+    is_adapter = kind.startswith("lora")
+    files = {name: tuned / (name if is_adapter else f"{name}.safetensors") for name in facts}
     place = mini_directory() / "banks" / kind
     place.parent.mkdir(exist_ok=True)
     bank = Bank.build(
@@ -84,7 +86,7 @@ def main() -> None:
     model = commands.add_parser("model")
     model.add_argument("trained", type=Path)
     bank = commands.add_parser("bank")
-    bank.add_argument("kind", choices=("standard", "linearised"))
+    bank.add_argument("kind", choices=("standard", "linearised", "lora4"))
     bank.add_argument("tuned", type=Path)
     bank.add_argument("--storage", default="int4")
     card = commands.add_parser("card")

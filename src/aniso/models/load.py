@@ -77,13 +77,13 @@ def mini_directory() -> Path:
 
 
 def mini_bank(name: str = MINI) -> Path:
-    """Where the banks over the small model lie: ``mini``, and ``mini-linearised``."""
+    """Where the banks over the small model lie: ``mini``, ``mini-linearised`` and ``mini-lora4``."""
     path = mini_directory() / "banks" / name.removeprefix(f"{MINI}-").replace(MINI, "standard")
     if not path.is_dir():
         raise UsageError(
             "BANK-NAME",
             f"no bank '{printable(name)}' comes with aniso",
-            expected="mini or mini-linearised",
+            expected="mini, mini-linearised or mini-lora4",
             fix="name a directory",
         )
     return path
