@@ -24,7 +24,15 @@ def random_adapter(model, path, seed=0, scale=0.05, **config):
 
 
 def language_models():
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        OpenAIGPTConfig,
+        OpenAIGPTLMHeadModel,
+        T5Config,
+    )
     from transformers import T5ForConditionalGeneration as T5
 
     small = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -34,6 +42,12 @@ def language_models():
                 GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16)
             ),
             dict(target_modules=["c_attn", "c_proj", "wte"], fan_in_fan_out=True),
+        ),
+        "gpt": (
+            lambda: OpenAIGPTLMHeadModel(
+                OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16)
+            ),
+            dict(target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
         ),
         "llama": (
             lambda: LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **small)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+import naive
 import tiny
 from adapters import language_models, random_adapter
 from aniso.compose import Coefficients, Composition, Partition
-from aniso.compose.composed_adapter import composed_adapter
-from aniso.vectors import Bank
+from aniso.compose.composed_adapter import _CONV1D_LAYERS, _CONV1D_MODELS, composed_adapter
+from aniso.vectors import Bank, LowRank
+from aniso.weights import SafetensorsFile
+from aniso.weights.files import RawFile
 
 peft = pytest.importorskip("peft")
 
@@ -140,7 +146,7 @@ def test_dense_vectors_and_random_parts_need_a_rank(home: Path, tmp_path: Path, 
             features(loaded(home, tmp_path / "one")), features(composed), rtol=1e-4, atol=1e-4
         )
     scattered = drawn(bank_of(home), Partition.random(3, 0))
-    with refused("LORA-KIND", 3, "random parts"):
+    with refused("LORA-KIND", 3, "3 parts"):
         composed_adapter(home / "base", bank_of(home), scattered)
 
 
@@ -161,7 +167,7 @@ def test_nothing_is_written_for_coefficients_that_are_all_zero(home: Path, refus
         composed_adapter(home / "base", bank, Coefficients.zeros(bank))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt", "llama", "t5"])
 def test_language_models_get_one_adapter_of_several(family: str, tmp_path: Path) -> None:
     make, config = language_models()[family]
     if family == "gpt2":
@@ -183,8 +189,90 @@ def test_language_models_get_one_adapter_of_several(family: str, tmp_path: Path)
         found = peft.PeftModel.from_pretrained(fresh(), tmp_path / "one").eval()(**given).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert json.loads((tmp_path / "one" / "adapter_config.json").read_text())["fan_in_fan_out"] == (
-        family == "gpt2"
+        family in ("gpt2", "gpt")
     )
+
+
+def test_every_architecture_whose_layers_keep_inputs_first_is_known() -> None:
+    """No file says it, so the list has to be right: it is compared with the installed transformers."""
+    models = Path(str(importlib.util.find_spec("transformers").origin)).parent / "models"  # type: ignore[union-attr]
+    found = {path: path.read_text() for path in models.glob("*/modeling_*.py")}
+    using = [text for text in found.values() if re.search(r"= Conv1D\(", text)]
+    assert len(using) > 3
+    for text in using:
+        architectures = re.findall(r"^class (\w+)\(\w*PreTrainedModel\)", text, re.M)
+        assert architectures and all(a.lower().startswith(_CONV1D_MODELS) for a in architectures)
+        assert set(re.findall(r"self\.(\w+) = Conv1D\(", text)) <= set(_CONV1D_LAYERS)
+
+
+def test_an_output_layer_keeps_outputs_first_and_its_update_low_rank(tmp_path: Path) -> None:
+    """PEFT saves the layer itself, too; it has not changed."""
+    make, config = language_models()["gpt2"]
+    torch.manual_seed(0)
+    model = make().eval()
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.1)
+    model.save_pretrained(tmp_path / "base")
+    fresh = lambda: type(model).from_pretrained(tmp_path / "base").eval()  # noqa: E731
+    config = {**config, "target_modules": ["c_attn", "lm_head"]}
+    random_adapter(fresh(), tmp_path / "a", r=2, lora_alpha=4, **config)
+    saved = SafetensorsFile(RawFile(tmp_path / "a" / "adapter_model.safetensors"))
+    assert any("lm_head" in key and "lora_" not in key for key in saved.tensors)
+    bank = Bank.build(tmp_path / "base", {"a": tmp_path / "a"})
+    assert isinstance(bank["a"]["lm_head.weight"], LowRank)
+    coefficients = drawn(bank, Partition.blocks())
+    composed_adapter(tmp_path / "base", bank, coefficients).save(tmp_path / "one")
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = Composition.of(fresh(), bank, coefficients)(tokens).logits
+        found = peft.PeftModel.from_pretrained(fresh(), tmp_path / "one").eval()(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Nested(nn.Module):
+    """The name of one layer is the end of another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(6, 6)
+        self.inner = nn.ModuleDict({"proj": nn.Linear(6, 6)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.inner["proj"](x))
+
+
+def test_ranks_belong_to_layers_whose_names_end_alike(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Nested()
+    state = model.state_dict()
+    one = naive.low_rank(state, {"proj.weight": 2, "inner.proj.weight": 2}, name="one")
+    two = naive.low_rank(state, {"inner.proj.weight": 3}, name="two", seed=1)
+    bank = Bank.build(state, {"one": one, "two": two})
+    coefficients = drawn(bank, Partition.blocks())
+    made = composed_adapter(state, bank, coefficients)
+    made.save(tmp_path / "adapter")
+    x = torch.randn(2, 6)
+    found = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter")(x)
+    torch.testing.assert_close(found, Composition.of(model, bank, coefficients)(x), rtol=1e-5, atol=1e-5)
+    assert Bank.build(state, {"again": tmp_path / "adapter"})["again"].blocks
+
+
+@pytest.mark.parametrize(
+    ("partition", "shape"), [(Partition.random(1000, 0), (5, 6)), (Partition.rows(), (5, 1))], ids=str
+)
+def test_parts_of_one_element_each_are_no_columns(
+    partition: Partition, shape: tuple[int, int], refused
+) -> None:
+    torch.manual_seed(0)
+    state = {"layer.weight": torch.randn(shape)}
+    bank = Bank.build(state, {"one": naive.low_rank(state, {"layer.weight": 1}, name="one")})
+    coefficients = drawn(bank, partition)
+    with refused("LORA-KIND", 3, "parts are no product"):
+        composed_adapter(state, bank, coefficients)
+    (made,) = composed_adapter(state, bank, coefficients, rank=5).updates.values()
+    own = coefficients.values[coefficients.slots.blocks[0].division.part_of()].view(shape)
+    expected = own * bank["one"]["layer.weight"].dense()
+    torch.testing.assert_close(made.b @ made.a, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_command_writes_it_and_says_what_is_lost(home: Path, tmp_path: Path, aniso) -> None:

@@ -107,11 +107,9 @@ def plan(
     slots = Slots.of(bank, Partition.parse(partition))
     made = Plan.of(bank, slots, Runtime(memory=memory, stream=stream), torch.device("cpu"))
     if json:
-        show.as_json(made.as_dict())
+        show.as_json({**made.as_dict(), "notes": list(slots.notes)})
         return
-    capped = slots.capped
-    if capped:
-        show.notes([f"{len(capped)} blocks have fewer elements than parts: one part each element"])
+    show.notes(slots.notes)
     for text in str(made).splitlines():
         show.line(text)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -42,6 +43,10 @@ class Update:
     def rank(self) -> int:
         return self.a.shape[0]
 
+    def laid_out(self, blocks: BlockSource, module: str, part: Part) -> Update:
+        """Outputs by inputs, whichever way the block and the layer have them."""
+        return Update(self.a.T, self.b.T) if inputs_first(blocks, module) != part.transposed else self
+
 
 @final
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class ComposedAdapter:
         """Scales are 1: PEFT multiplies by alpha / rank."""
         ranks = self.ranks
         most = max(ranks.values())
-        other = {module: rank for module, rank in ranks.items() if rank != most}
+        other = {_pattern(module, ranks): rank for module, rank in ranks.items() if rank != most}
         return {
             "peft_type": "LORA",
             "base_model_name_or_path": self.bank.base.label,
@@ -102,13 +107,18 @@ class ComposedAdapter:
             self.coefficients.save(place / "coefficients.safetensors")
 
 
+def _pattern(module: str, modules: Iterable[str]) -> str:
+    """PEFT takes patterns for the ends of names, unless they say where a name begins."""
+    is_end = any(other.endswith(f".{module}") for other in modules)
+    return f"^{re.escape(module)}" if is_end else module
+
+
 def composed_adapter(
     base: Ref | BlockSource,
     bank: Bank,
     coefficients: Coefficients,
     *,
     rank: int | None = None,
-    fan_in_fan_out: bool | None = None,
     any_base: bool = False,
     any_bank: bool = False,
     progress: Progress | None = None,
@@ -116,8 +126,8 @@ def composed_adapter(
     """The composition as an adapter of its base, block by block.
 
     Without a ``rank`` all vectors have to be low-rank, and nothing is lost. With one, any vectors will do
-    that change the weights of linear layers alone. ``fan_in_fan_out`` says that layers keep inputs first, as
-    GPT-2's do; its configuration tells, if the base comes with one.
+    that change the weights of linear layers alone. Which layers keep inputs first, as GPT-2's do, is known
+    from the base's configuration.
     """
     if rank is not None and rank < 1:
         raise UsageError(
@@ -127,7 +137,6 @@ def composed_adapter(
     chosen = coefficients.chosen(bank)
     own = coefficients.for_bank(chosen, any_bank=any_bank)
     blocks = chosen.over(base, any_base=any_base)
-    turned = inputs_first(blocks) if fan_in_fan_out is None else fan_in_fan_out
     updates: dict[str, Update] = {}
     lost = whole = 0.0
     for slot, values in zip(own.slots.blocks, own.slots.divided(own.values), strict=True):
@@ -137,8 +146,7 @@ def composed_adapter(
                 made, gone, size = _layer(slot, values, deltas, part, rank)
                 lost, whole = lost + gone, whole + size
                 if made is not None:
-                    flipped = turned != part.transposed
-                    updates[module] = Update(made.a.T, made.b.T) if flipped else made
+                    updates[module] = made.laid_out(blocks, module, part)
         if progress:
             progress(4 * slot.block.numel)
     if not updates:
@@ -147,12 +155,19 @@ def composed_adapter(
             "all coefficients are zero: there is nothing to write as an adapter",
             fix="use the base itself",
         )
+    turned = any(inputs_first(blocks, module) for module in updates)
     return ComposedAdapter(updates, math.sqrt(lost / whole) if whole else 0.0, turned, own, chosen)
 
 
-def inputs_first(blocks: BlockSource) -> bool:
-    """Whether a model's layers keep inputs before outputs, as GPT-2's do."""
-    return (blocks.source.info.config.architecture or "").lower().startswith("gpt2")
+_CONV1D_MODELS = ("gpt2", "openaigpt", "imagegpt", "decisiontransformer", "clvp")
+"""How the names of architectures begin that have layers of transformers' Conv1D."""
+_CONV1D_LAYERS = ("c_attn", "q_attn", "c_proj", "c_fc")
+
+
+def inputs_first(blocks: BlockSource, module: str) -> bool:
+    """Whether a layer keeps inputs before outputs, as GPT-2's do; no file says it, only the architecture."""
+    architecture = (blocks.source.info.config.architecture or "").lower()
+    return architecture.startswith(_CONV1D_MODELS) and module.split(".")[-1] in _CONV1D_LAYERS
 
 
 def layers_of(blocks: BlockSource, block: Block) -> list[tuple[str, Part]]:
@@ -185,8 +200,8 @@ def _layer(
         if not bool(row.any()):
             continue
         delta = deltas[vector]
-        if isinstance(delta, LowRank) and not isinstance(slot.division, Rows | Columns | Undivided):
-            delta = _expanded(delta, rank, vector, "random parts are no product of factors")
+        if isinstance(delta, LowRank) and not _keeps_factors(slot):
+            delta = _expanded(delta, rank, vector, f"{slot.division.count} parts are no product of factors")
         if isinstance(delta, LowRank):
             for term in delta.terms:
                 low, high = max(term.start, part.start), min(term.stop, part.stop)
@@ -210,6 +225,14 @@ def _layer(
     if rank is None:
         return Update(b, a), 0.0, 0.0
     return _compressed(b, a, dense, rank)
+
+
+def _keeps_factors(slot: Slot) -> bool:
+    """Whether scaled parts of a product are a product: all of it, its rows, or its columns."""
+    division = slot.division
+    if isinstance(division, Rows | Columns):  # parts of one element each are columns of one row
+        return (division.rows, division.columns) == slot.block.matrix_shape
+    return isinstance(division, Undivided)
 
 
 def _expanded(delta: LowRank, rank: int | None, vector: str, why: str) -> Delta:

@@ -174,7 +174,6 @@ class FactorComposition:
     def adapter(self) -> ComposedAdapter:
         """The composition as it is now, in the rank of a single adapter; exact."""
         made = self.composition.weights()
-        turned = inputs_first(self.base)
         updates: dict[str, Update] = {}
         for pair in self.pairs:
             a, b = (made[name].float().cpu() for name in pair.names)
@@ -182,7 +181,8 @@ class FactorComposition:
             for module, part in layers_of(self.base, block):
                 piece = max(i for i, start in enumerate(pair.starts) if start <= part.start)
                 own = Update(b[part.start : part.stop], torch.split(a, pair.rank)[piece])
-                updates[module] = Update(own.a.T, own.b.T) if turned != part.transposed else own
+                updates[module] = own.laid_out(self.base, module, part)
+        turned = any(inputs_first(self.base, module) for module in updates)
         return ComposedAdapter(updates, 0.0, turned, None, self.bank)
 
 

@@ -337,8 +337,7 @@ def _add_up(sums, lanes):
 def _adding(form):
     """``work = base + sum of factor * stored``
 
-    The base, much larger than what is added, comes last, so that little is rounded away. Where it lies in
-    ``work`` itself there is no room to keep sums meanwhile, and it is added to again and again.
+    The base is much larger than what is added and comes last, so that little is rounded away.
     """
     each, step = planes(form), group_bytes(form)
 
@@ -346,8 +345,8 @@ def _adding(form):
     def loop(address):
         task = numba.carray(address, (1,), _TASK)[0]
         room = numpy.empty((BUNDLE, PIECE), numpy.float32)
-        bundles = -(-task.rows // BUNDLE)
-        in_place = task.base == task.work
+        sums = numpy.empty(PIECE * GROUP, numpy.float32)
+        bundles = max(1, -(-task.rows // BUNDLE))
         while True:
             piece = _taken(task.counter)
             if piece >= task.pieces:
@@ -360,17 +359,18 @@ def _adding(form):
                 _fill_factors(factors, task, row, first)
                 for g in range(groups):
                     at = task.stored + row * task.stored_step + (first + g) * step
-                    here = _GROUP_BYTES * (first + g)
-                    total = _zeros() if in_place or row == 0 else _kept(task.work + here)
+                    so_far = sums.ctypes.data + _GROUP_BYTES * g
+                    total = _kept(so_far) if row else _zeros()
                     for i in range(end - row):
                         for line in range(0, step, LINE):
                             _ask_for(at + AHEAD + line)
                         total = _plus(total, _numbers(at, form), factors[i, g])
                         at += task.stored_step
-                    if in_place or end == task.rows:
-                        _write_sum(task.work + here, task.base + here, total, each)
+                    if end < task.rows:
+                        _keep(so_far, total)
                     else:
-                        _keep(task.work + here, total)
+                        here = _GROUP_BYTES * (first + g)
+                        _write_sum(task.work + here, task.base + here, total, each)
 
     return loop
 

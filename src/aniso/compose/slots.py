@@ -81,6 +81,14 @@ class Slots:
             return ()
         return tuple(s for s in self.blocks if s.division.count < self.partition.parts)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it was asked for."""
+        if not self.capped:
+            return ()
+        fewer = f"{len(self.capped)} of {len(self.blocks)} blocks have fewer elements than parts"
+        return (f"{fewer}: one part each element there",)
+
     def divided(self, values: Tensor) -> list[Tensor]:
         """The coefficients of each block as a matrix, vectors by parts; gradients flow back to ``values``."""
         if self.partition.is_shared:

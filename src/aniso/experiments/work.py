@@ -144,6 +144,7 @@ class Work:
             made, _ = self._composition()
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
+            facts |= {"notes": list(made.slots.notes)} if made.slots.notes else {}
             if self.choice is not None:
                 facts["selection"] = self.choice.summary()
         elif self.setting.method == "vector":
@@ -410,6 +411,7 @@ class Work:
         if self.choice is not None:
             metrics["selection"] = self.choice.summary()
             doubts += self.choice.notes
+        doubts += made.coefficients.slots.notes if made.coefficients is not None else ()
         doubts += [
             f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
             for t in self._tasks.values()

@@ -152,7 +152,9 @@ def _refuse_overlap(adapter: PeftAdapter, parts: list[_Contribution]) -> None:
 
 def _cell(base: BlockSource, adapter: PeftAdapter, block: Block, parts: list[_Contribution]) -> Delta:
     products = [p for p in parts if isinstance(p, _Product) and p.update.magnitude is None]
-    if len(products) == len(parts):
+    rest = [p for p in parts if p not in products]
+    # PEFT saves an output layer that it adapts whole, too, though nothing but the update has changed
+    if products and all(isinstance(p, _Replacement) and not p.rows(base, adapter).any() for p in rest):
         return LowRank(block.shape, tuple(p.term(adapter) for p in products))
     out = torch.zeros(block.matrix_shape)
     for contribution in parts:
