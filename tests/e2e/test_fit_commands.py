@@ -144,6 +144,14 @@ def test_peft_with_random_parts_has_that_many_coefficients(done, shelf, tmp_path
     assert len(Coefficients.load(tmp_path / "run" / "coefficients.safetensors").values) == 3 * 32 * 4
 
 
+def test_more_parts_than_elements_are_said(done, shelf, tmp_path):
+    given = ("--task", shelf.data / "cars", "--partition", "random:100", *QUICK)
+    said = done("fit", "peft", *shelf.base, *given)
+    planned = done("fit", "peft", *shelf.base, *given, "--plan")
+    for notes in (said["notes"], planned["notes"]):
+        assert any("blocks have fewer elements than parts" in note for note in notes)
+
+
 @pytest.mark.parametrize(("kind", "last"), [("addition", 1.0), ("negation", -1.0)])
 def test_search_tries_scales_and_keeps_one_of_them(done, shelf, tmp_path, kind, last):
     cars, dtd = shelf.data / "cars", shelf.data / "dtd"

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import runs
 import tiny
@@ -374,6 +375,32 @@ def test_gradients_of_something_else_are_not_taken(
     assert contents(tmp_path) == before
 
 
+def test_gradients_of_another_text_tower_are_not_taken(
+    aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    """The image encoder is the same; class weights, and so gradients, are not."""
+    file, other = tmp_path / "gradients", tmp_path / "other"
+    assert aniso(*select(shelf, "--budget", 1, "--gradients", file)).code == 0
+    shutil.copytree(shelf.model, other)
+    tensors = load_file(other / "model.safetensors")
+    key = next(k for k in tensors if k.startswith("text_model") and k.endswith("fc1.weight"))
+    save_file({**tensors, key: tensors[key] + 0.1}, other / "model.safetensors", {"format": "pt"})
+    given = ("--bank", shelf.bank, "--task", shelf.data / "photos", "--shots", 3, "--budget", 1)
+    ran = aniso("select", "--model", other, *given, "--gradients", file)
+    assert ran.code == 3 and "RUN-CHANGED" in ran.err, ran.err
+
+
+def test_features_are_those_of_the_banks_base(aniso: Aniso, shelf: runs.Shelf, tmp_path: Path) -> None:
+    shutil.copytree(shelf.model, tmp_path / "other")
+    tensors = load_file(tmp_path / "other" / "model.safetensors")
+    key = next(k for k in tensors if k.startswith("vision_model") and k.endswith("fc1.weight"))
+    changed = {**tensors, key: tensors[key] + 0.1}
+    save_file(changed, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    given = ("--bank", shelf.bank, "--task", shelf.data / "photos", "--budget", 1, "--strategy", "features")
+    ran = aniso("select", "--model", tmp_path / "other", *given)
+    assert ran.code == 3 and "BANK-BASE" in ran.err, ran.err
+
+
 # learning with what is chosen
 
 
@@ -447,8 +474,9 @@ def test_choosing_more_than_there_is_is_learning_with_all(
     made = done(*shelf.few_shot("--select", "gradient", "--budget", 9, "-o", tmp_path / "a"))
     assert any("a budget of 9 is more than the bank's 3 vectors" in note for note in made["notes"])
     done(*shelf.few_shot("-o", tmp_path / "b"))
-    found = [(tmp_path / n / "coefficients.safetensors").read_bytes() for n in "ab"]
-    assert found[0] == found[1]
+    chosen, all_ = (Coefficients.load(tmp_path / n / "coefficients.safetensors") for n in "ab")
+    assert torch.equal(chosen.values, all_.values)
+    assert (chosen.selection, all_.selection) == ("gradient, budget 9", "")
 
 
 def test_a_choice_counts_in_what_a_run_is(done: Done, shelf: runs.Shelf) -> None:
@@ -645,6 +673,14 @@ def test_of_vectors_that_nobody_trained_some_may_be_chosen(done: Done, shelf: ru
 
 
 # without gradients
+
+
+def test_what_is_learned_without_gradients_cannot_be_gone_on_with(
+    aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    ran = aniso(*shelf.few_shot("--method", "gradient-free", *SMALL, "-o", tmp_path / "run", "--resume"))
+    assert ran.code == 2 and "without --resume" in ran.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_coefficients_are_learned_without_gradients(done: Done, shelf: runs.Shelf, tmp_path: Path) -> None:

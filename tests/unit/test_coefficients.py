@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 import tiny
 from aniso.compose import Coefficients, Composition, Partition
+from aniso.compose.card import model_card
 from aniso.compose.coefficients import Origin
 from aniso.compose.slots import Slots
 from aniso.errors import AnisoError
@@ -206,6 +209,16 @@ def test_the_same_coefficients_are_the_same_bytes(bank, tmp_path):
     hashes = [some(bank).save(tmp_path / name) for name in ("one", "two")]
     assert hashes[0] == hashes[1]
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_how_vectors_were_chosen_is_in_the_file_its_card_and_its_report(bank, tmp_path, aniso):
+    made = dataclasses.replace(Coefficients.zeros(bank), selection="gradient, budget 2")
+    made.save(tmp_path / "c.safetensors")
+    again = Coefficients.load(tmp_path / "c.safetensors")
+    assert again.selection == again.for_bank(bank).selection == "gradient, budget 2"
+    assert "- vectors chosen by gradient, budget 2\n" in model_card(again, bank)
+    assert "chosen by gradient, budget 2" in aniso("coefficients", "show", tmp_path / "c.safetensors").out
+    assert "chosen" not in model_card(Coefficients.zeros(bank), bank)
 
 
 def test_a_file_is_never_overwritten_unasked(bank, tmp_path, refused):

@@ -457,6 +457,17 @@ def test_a_copy_has_coefficients_of_its_own_and_shares_the_base(comp):
     assert torch.equal(copy.deepcopy(other.train()).eval()(x), moved)
 
 
+def test_copies_share_the_vectors_that_are_in_memory():
+    model = small()
+    comp = Composition(model, bank_of(model)).prepare()
+    assert copy.deepcopy(comp)._vectors(None) is comp._vectors(None)
+    streamed = Composition(model, bank_of(model), runtime=Runtime(stream=True)).prepare()
+    other = copy.deepcopy(streamed)
+    assert other._vectors(None) is not streamed._vectors(None)  # a reader has one place at a time
+    moved = copy.deepcopy(comp).double()
+    assert moved._vectors(None) is not comp._vectors(None)
+
+
 def test_a_copy_inside_of_a_copied_module():
     model = small()
     comp = Composition(model, bank_of(model))

@@ -199,11 +199,21 @@ def other_pixels(world: colours.World) -> tuple[nn.Module, Any]:
     return other, world.target.split("val")
 
 
+def another_activation(world: colours.World) -> tuple[nn.Module, Any]:
+    """No weight tells it."""
+    other = copy.deepcopy(world.encoder)
+    other.model_config = replace(other.model_config, activation="relu")
+    return other, world.target.split("val")
+
+
 def composed_with_zeros(world: colours.World) -> tuple[nn.Module, Any]:
     return world.composition(), world.target.split("val")
 
 
-@pytest.mark.parametrize("change", [reversed_order, fewer, a_base_weight, other_pixels, composed_with_zeros])
+@pytest.mark.parametrize(
+    "change",
+    [reversed_order, fewer, a_base_weight, other_pixels, another_activation, composed_with_zeros],
+)
 def test_another_model_or_other_pictures_are_not_found(
     world: colours.World,
     cache: FeatureCache,

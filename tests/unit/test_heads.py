@@ -325,6 +325,12 @@ def test_lpp_needs_text(refused: Refused) -> None:
         new_head("lpp", weights(by_angle=False))
 
 
+def test_lpp_cannot_learn_from_nothing(refused: Refused) -> None:
+    features, labels = shots()
+    with refused("LEARN-NONFINITE", 6, "nothing to learn from"):
+        new_head("lpp", weights()).fit(torch.zeros_like(features), labels)
+
+
 # the linear probe
 
 

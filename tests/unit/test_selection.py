@@ -575,7 +575,8 @@ def pursued(gradient: Tensor, columns: Mapping[str, Tensor], count: int) -> list
             left[name] = float((gradient - (matrix @ solved)[:, 0]).norm())
         if not left:
             break
-        taken.append(min(left, key=left.__getitem__))
+        least = min(left.values()) + 1e-6 * float(gradient.norm())  # of those as good, the first
+        taken.append(next(name for name, value in left.items() if value <= least))
     return taken
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aniso.cli import options, show
-from aniso.errors import UsageError
+from aniso.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from aniso.compose import Coefficients
@@ -77,6 +77,7 @@ def _report(made: Coefficients, json: bool) -> None:
                 "count": len(made),
                 "base": {"label": made.origin.base.label, "content": made.origin.base.content},
                 "bank": made.origin.bank,
+                "selection": made.selection or None,
                 "vectors": list(made.vectors),
                 "blocks": list(made.blocks),
                 # absent cells are null: NaN is no JSON
@@ -87,6 +88,8 @@ def _report(made: Coefficients, json: bool) -> None:
     show.line(f"{len(made):,} coefficients: {made.partition}")
     base = made.origin.base
     show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.origin.bank[:16]}")
+    if made.selection:
+        show.line(f"vectors chosen by {printable(made.selection)}")
     rows = []
     for name, row in zip(made.vectors, matrix, strict=True):
         known = row[~row.isnan()]

@@ -42,6 +42,12 @@ def carry_out(kind: str, said: dict[str, Any]) -> None:
     if how["plan"]:
         _plan(setting, how)
         return
+    if how["resume"] and setting.method == "gradient-free":
+        raise UsageError(
+            "USAGE",
+            "what is learned without gradients cannot be gone on with",
+            fix="run it again without --resume",
+        )
     run = RunDirectory(how["out"]) if how["out"] is not None else None
     if run is not None:
         found = run.begin(setting, resume=bool(how["resume"]))

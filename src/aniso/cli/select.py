@@ -133,6 +133,7 @@ def _strategy(
     told: Any,
 ) -> Strategy:
     from aniso.learn import CrossEntropy, selection
+    from aniso.learn.features import pictures_hash
 
     if kind == "random":
         return selection.Random(budget, seed=seed, told=told)
@@ -152,7 +153,8 @@ def _strategy(
     objective = CrossEntropy(pictures) * 1.0
     remembered = None
     if gradients is not None:
-        what = {"model": encoder.fingerprint, "objective": objective.identity(), "seed": seed}
+        what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
+        what |= {"objective": objective.identity(), "pictures": pictures_hash(pictures)}
         remembered = selection.Remembered(gradients, what)
     made: Strategy = by_gradient[kind](
         encoder, objective, budget, seed=seed, workers=workers, remembered=remembered, told=told
@@ -173,7 +175,7 @@ def _print(chosen: Choice, among: int, out: Path | None, json: bool) -> None:
     show.table(
         ("vector", "blocks kept", "score"),
         [(name, f"{len(kept[name])}/{blocks}", f"{totals[name]:.4g}") for name in order],
-        title=f"{chosen.strategy}, budget {chosen.budget}",
+        title=chosen.words,
     )
     place = "" if out is None else f", written to {out}"
     show.line(f"{len(kept)} of {among} vectors, {show.size(chosen.nbytes)}{place}")

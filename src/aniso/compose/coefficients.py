@@ -60,6 +60,8 @@ class Coefficients:
     origin: Origin
     linearised: bool = False
     """Learned over a linearised model: as weights of the model itself they mean something else."""
+    selection: str = ""
+    """How vectors were chosen, in words, if they were."""
 
     def __post_init__(self) -> None:
         if tuple(self.values.shape) != (self.slots.count,):
@@ -143,7 +145,7 @@ class Coefficients:
             _check_origin(self.origin, bank)
         _check_names(self, bank)
         slots, values = adopted(self.slots, self.values, bank)
-        return Coefficients(slots, values, Origin.of(bank), self.linearised)
+        return Coefficients(slots, values, Origin.of(bank), self.linearised, self.selection)
 
     def require_standard(self) -> None:
         if self.linearised:
@@ -220,6 +222,7 @@ class _Record(_Strict):
     absent: dict[str, tuple[str, ...]] = {}
     """Vectors that do not change a block."""
     linearised: bool = False
+    selection: str = ""
 
     @classmethod
     def of(cls, coefficients: Coefficients) -> _Record:
@@ -237,6 +240,7 @@ class _Record(_Strict):
             blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in slots.blocks),
             absent={block: names for block, names in absent.items() if names},
             linearised=coefficients.linearised,
+            selection=coefficients.selection,
         )
 
     def slots(self) -> Slots:
@@ -299,7 +303,7 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
             fix="restore the file from a copy, or learn the coefficients again",
         )
     try:
-        return Coefficients(slots, values, origin, record.linearised)
+        return Coefficients(slots, values, origin, record.linearised, record.selection)
     except InputError as e:
         e.message = f"'{file.label}': {e.message}"
         raise

@@ -82,6 +82,7 @@ class Composition(nn.Module):
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.values = nn.Parameter(torch.zeros(self.slots.count, dtype=dtype, device=first.device))
         self._engine: Engine | None = None
+        self._store: Store | None = None
         self._progress = progress
         self.plan  # noqa: B018 (what does not fit is said now, not at the first batch)
         self.train(model.training)
@@ -157,6 +158,11 @@ class Composition(nn.Module):
             return run_tangent(engine, self._model, engine.installed, args, kwargs, linearised)
         return self._model(*args, **kwargs)
 
+    def prepare(self) -> Self:
+        """Read vectors and compose now, not at the first batch."""
+        self._running()
+        return self
+
     @contextlib.contextmanager
     def composed(self) -> Iterator[nn.Module]:
         """The model with composed weights, for calls other than ``forward``: ``model.encode_image(x)``."""
@@ -190,21 +196,26 @@ class Composition(nn.Module):
                 self._places,
                 self.layout,
                 self.slots,
-                Store(
-                    self.bank,
-                    self.slots,
-                    self.plan,
-                    self.values.device,
-                    fast=self.runtime.fast,
-                    sharding=sharding,
-                    progress=self._progress,
-                ),
+                self._vectors(sharding),
                 differences=self.linearised,
                 sharding=sharding,
             )
         self._engine.install(self.values)
         self._require_unchanged()
         return self._engine
+
+    def _vectors(self, sharding: Sharding | None) -> Store:
+        if self._store is None:
+            self._store = Store(
+                self.bank,
+                self.slots,
+                self.plan,
+                self.values.device,
+                fast=self.runtime.fast,
+                sharding=sharding,
+                progress=self._progress,
+            )
+        return self._store
 
     def _require_unchanged(self) -> None:
         """The base's memory is shared with the model that was given: who writes there changes the base."""
@@ -243,6 +254,7 @@ class Composition(nn.Module):
         if self._engine is not None:
             self._engine.uninstall()
             self._engine = None
+        self._store = None
 
     def _bare(self) -> nn.Module:
         """A copy of the model as it is without composed weights."""
@@ -257,7 +269,7 @@ class Composition(nn.Module):
                 self._engine.put(installed)  # a backward pass through checkpointed layers may need them yet
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
-        """Coefficients of its own; the base and the bank, which never change, are shared."""
+        """Coefficients of its own; the base and the bank, which never change, are shared, in memory, too."""
         out = Composition.__new__(Composition)
         nn.Module.__init__(out)
         for name in (
@@ -276,17 +288,18 @@ class Composition(nn.Module):
             setattr(out, name, getattr(self, name))
         out._hold(self._bare())
         out._engine = None
+        out._store = self._store if self._store is not None and self._store.is_resident else None
         out.values = copy.deepcopy(self.values, memo)
         out.train(self.training)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_engine", "_places", "_progress", "_watched", "slots")
+        left_out = ("_engine", "_store", "_places", "_progress", "_watched", "slots")
         return {k: v for k, v in self.__dict__.items() if k not in left_out} | {"_model": self._bare()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine = self._progress = None
+        self._engine = self._store = self._progress = None
         self._watched = []
         self.slots = Slots.of(self.bank, self.partition)
         self._hold(self._model)

@@ -52,6 +52,11 @@ class Store:
         self._ahead = _ReadAhead()
         self._buffers = [ReadBuffer(), ReadBuffer()]  # of what is used, and of what is read ahead
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether it only gives what it has, so that several compositions may use it at once."""
+        return not self._chunks
+
     def stacks(self, slot: Slot, *, backward: bool = False) -> Iterator[Stack]:
         """All deltas of a block, a stack at a time, each valid until the next."""
         name = slot.block.name

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from aniso.errors import UsageError
 from aniso.experiments.settings import BaseSetting
@@ -27,6 +31,11 @@ def open_bank(name: str | Path, base: Ref | None = None, *, seed: int = 0) -> Ba
     return Bank.open(name)
 
 
-def coefficients_file(setting: BaseSetting) -> str:
-    """What coefficients of a setting are kept as, the same with and without a head learned afterwards."""
-    return f"{(setting if setting.is_joint else setting.headless()).id[:16]}.safetensors"
+def coefficients_file(setting: BaseSetting, inputs: Mapping[str, Any]) -> str:
+    """What coefficients of a setting are kept as, the same with and without a head learned afterwards.
+
+    Of what a record says of its inputs, model and data count: the bank is in the file itself.
+    """
+    own = (setting if setting.is_joint else setting.headless()).id[:16]
+    known = json.dumps([inputs["model"], inputs["data"]], sort_keys=True)
+    return f"{own}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.safetensors"

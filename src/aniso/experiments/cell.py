@@ -59,7 +59,8 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
         outcome = _carried_out(cell, how)
         if outcome.coefficients is not None:
             make_directory(place.coefficients)
-            outcome.coefficients.save(place.coefficients / coefficients_file(cell.setting), overwrite=True)
+            file = place.coefficients / coefficients_file(cell.setting, outcome.inputs)
+            outcome.coefficients.save(file, overwrite=True)
         made = record(cell.setting, outcome, clock, experiment=cell.experiment, label=cell.label)
         write(place.record, made, overwrite=True)
         disk.remove(place.failure)

@@ -16,7 +16,7 @@ from aniso.data import Passages, read_examples
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.banks import open_bank
 from aniso.experiments.choosing import strategy_of
-from aniso.experiments.learning import composed, device_of, evolved, learned
+from aniso.experiments.learning import composed, device_of, evolved, learned, with_choice
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.settings.language import Language
 from aniso.experiments.settings.setting import COMPOSED, others
@@ -168,6 +168,7 @@ class LanguageWork:
         metrics: dict[str, Any] = {"accuracy": {}, **made.facts}
         notes = [note for text in self._texts.values() for note in text.notes]
         notes += [*_known(self._texts), *made.notes]
+        notes += made.coefficients.slots.notes if made.coefficients is not None else ()
         test = self._texts.get("test")
         if test is None:
             notes.append("warning: there are no texts to test by, so nothing was measured: --test FILE")
@@ -186,7 +187,7 @@ class LanguageWork:
             metrics,
             self._inputs(),
             self._names(),
-            made.coefficients,
+            with_choice(made.coefficients, self.choice),
             made.weights,
             made.adapter,
             device=device_of(self._how).type,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from aniso.compose import Composition
+from aniso.compose import Coefficients, Composition
 from aniso.compose.factors import FactorComposition
 from aniso.errors import UsageError, printable
 from aniso.experiments.outcome import Circumstances
@@ -15,6 +16,7 @@ from aniso.experiments.settings import BaseSetting
 from aniso.experiments.settings.setting import Adapts
 from aniso.learn import Fit, Keep, Objective, Trained, fit
 from aniso.learn.gradient_free import evolve
+from aniso.learn.selection import Choice
 from aniso.vectors import Bank
 
 
@@ -63,6 +65,13 @@ def composed(
         factors = FactorComposition.of(model, bank, runtime=how.runtime)
         return factors.composition, factors
     return Composition(model, bank, setting.resolved_partition(), runtime=how.runtime), None
+
+
+def with_choice(coefficients: Coefficients | None, choice: Choice | None) -> Coefficients | None:
+    """Coefficients that say how their vectors were chosen."""
+    if coefficients is None or choice is None:
+        return coefficients
+    return replace(coefficients, selection=choice.words)
 
 
 def evolved(

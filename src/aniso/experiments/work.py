@@ -17,7 +17,7 @@ from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.choosing import strategy_of
-from aniso.experiments.learning import composed, device_of, evolved, learned
+from aniso.experiments.learning import composed, device_of, evolved, learned, with_choice
 from aniso.experiments.outcome import Circumstances, Outcome
 from aniso.experiments.scores import score
 from aniso.experiments.settings import Job, PictureSetting
@@ -240,7 +240,8 @@ class Work:
         if place is None or self.setting.head_kind is None:
             return None
         try:
-            found = Coefficients.load(place / coefficients_file(self.setting)).for_bank(self.bank)
+            file = place / coefficients_file(self.setting, self._inputs())
+            found = Coefficients.load(file).for_bank(self.bank)
         except AnisoError:  # there are none, or not for this bank: they are learned
             return None
         model = Linearised(self.encoder) if self.setting.linearised else self.encoder
@@ -421,7 +422,7 @@ class Work:
             metrics,
             self._inputs(),
             {ref: task.name for ref, task in self._tasks.items()},
-            made.coefficients,
+            with_choice(made.coefficients, self.choice),
             made.weights,
             made.adapter,
             made.head,

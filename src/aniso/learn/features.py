@@ -23,7 +23,7 @@ from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile, Told
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
-_VERSION = "1"
+_VERSION = "2"
 _LIMIT = 2 << 30  # bytes on disk
 
 
@@ -160,11 +160,16 @@ def passed(
 
 
 def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> str:
-    """Pictures count by what is in their files: under the same name there may be another one tomorrow."""
+    encoder = encoder_of(model)
+    pixels = asdict(encoder.transforms.pixels)
+    drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
+    own = {"pictures": pictures_hash(split), "pixels": str(pixels), "view": drawn, "version": _VERSION}
+    return combined_hash({**identity(model), "config": encoder.config_words, **own})
+
+
+def pictures_hash(split: Split) -> str:
+    """Of what is in their files: under the same name there may be another one tomorrow."""
     pictures = hashlib.sha256()
     for index, number in enumerate(split.keys):
         pictures.update(f"{number} ".encode() + hashlib.sha256(split.images.content(index)).digest())
-    pixels = asdict(encoder_of(model).transforms.pixels)
-    drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
-    own = {"pictures": pictures.hexdigest(), "pixels": str(pixels), "view": drawn, "version": _VERSION}
-    return combined_hash({**identity(model), **own})
+    return pictures.hexdigest()

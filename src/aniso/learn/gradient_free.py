@@ -199,6 +199,7 @@ def _evaluated(composition: Composition, objective: Objective, seed: int, parall
         return
     # threads, not processes: torch does not hold Python's lock while it computes, and nothing has to be sent
     before = torch.get_num_threads()
+    composition.prepare()  # copies share the vectors that are in memory by now
     idle: SimpleQueue[Composition] = SimpleQueue()
     for _ in range(parallel):
         idle.put(copy.deepcopy(composition))

@@ -76,6 +76,12 @@ class Encoder(Wrapped):
         return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}
 
     @property
+    def config_words(self) -> str:
+        """What decides features, and no weight tells."""
+        config = self.model_config
+        return f"{config.activation} {config.heads} {config.unusual}"
+
+    @property
     def logit_scale(self) -> float:
         """What cosines are multiplied by."""
         found = self._parameters.get("logit_scale")
@@ -157,11 +163,10 @@ class Encoder(Wrapped):
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
         tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
-        config = self.model_config
         return {
             "text": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
             "tokens": self.family.tokens.fingerprint,
-            "config": f"{config.activation} {config.heads} {config.unusual}",
+            "config": self.config_words,
         }
 
     def _own_rows(self, classes: ClassList) -> ClassWeights:

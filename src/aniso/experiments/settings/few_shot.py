@@ -39,6 +39,8 @@ class FewShot(OneTask):
     def _learns_heads(self) -> Self:
         if self.joint and (self.head != "tip" or self.method != "coefficients"):
             raise ValueError("joint learning is for coefficients and the head 'tip'")
+        if self.lora is not None and self.head is not None:
+            raise ValueError("a head knows features of checkpoints and compositions: leave lora or head out")
         if self.factors and self.head is not None:
             raise ValueError("a head is learned on compositions of whole updates: leave factors or head out")
         return self

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aniso.errors import UsageError
+from aniso.errors import NumericalError, UsageError
 from aniso.learn.heads.head import Head
 from aniso.models import ClassWeights
 
@@ -97,4 +97,10 @@ def step_sizes(features: Tensor, cosines: Tensor) -> tuple[float, float]:
     gram = wide.T @ wide if width <= count else wide @ wide.T  # both have the same largest eigenvalue
     largest = float(torch.linalg.eigvalsh(gram)[-1])
     most = float(cosines.double().square().sum(0).max())
+    if largest <= 0 or most <= 0:
+        raise NumericalError(
+            "LEARN-NONFINITE",
+            "there is nothing to learn from: all features, or their likeness to all classes, are zero",
+            fix="look for coefficients that are too large: aniso coefficients show",
+        )
     return 4 * count / largest, count / (4 * most)

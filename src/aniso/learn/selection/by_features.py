@@ -49,6 +49,7 @@ class FeatureSimilarity(Strategy):
         self._workers = workers
 
     def scores(self, bank: Bank) -> Scores:
+        bank.over(self._encoder.weight_source())  # another model's features would be compared with these
         known = bank.features if self._sources is None else self._sources
         missing = [name for name in bank if name not in known]
         if missing:

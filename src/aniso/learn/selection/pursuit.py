@@ -16,6 +16,7 @@ from aniso.vectors import Bank, LowRank
 
 _CHUNK = 1 << 18
 _DEPENDENT = 1e-9  # of a cell's square that is left once others have been taken out of it
+_EQUAL = 1e-6  # of a gain: what 32-bit gradients cannot tell apart
 
 
 @final
@@ -90,8 +91,10 @@ class _Block:
         rest, square = self._remaining()
         usable = square > _DEPENDENT * self.gram.diagonal()
         usable[[*self.taken, *self.left_out]] = False
-        gain = torch.where(usable, rest.abs() / square.clamp(min=1e-300).sqrt(), -1.0)
-        place = int(gain.argmax())
+        gain = torch.where(usable, rest.abs() / square.clamp(min=1e-300).sqrt(), -1.0).nan_to_num(-1.0)
+        # of cells that are equally good, as all of a scalar block are, the first: rounding is no reason
+        most = gain.max()
+        place = int((gain >= most - _EQUAL * most.abs()).nonzero()[0])
         value = float(gain[place])
         return (value, place) if value >= 0 and math.isfinite(value) else None
 

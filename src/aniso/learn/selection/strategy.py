@@ -74,6 +74,10 @@ class Choice:
         """What the chosen cells take as they are stored."""
         return sum(vector_bytes(self.bank, name) for name in self.bank)
 
+    @property
+    def words(self) -> str:
+        return f"{self.strategy}, budget {self.budget}"
+
     def summary(self) -> dict[str, Any]:
         """As plain data, for records: how many blocks were kept of every vector."""
         kept = {name: len(blocks) for name, blocks in self.cells.items()}
