@@ -14,11 +14,11 @@ from aniso.report import build, mixed, read_records
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 NAMES = (
     *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
-    *("selection", "gradient-free", "random-bases"),
+    *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 
 
-@pytest.mark.parametrize("name", [*NAMES, "test-time-rates"])
+@pytest.mark.parametrize("name", [*NAMES, "test-time-rates", "joint-epochs"])
 def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
     document = read_yaml(EXPERIMENTS / name / "spec.yaml")
     grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")
