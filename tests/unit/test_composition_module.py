@@ -457,6 +457,31 @@ def test_a_copy_has_coefficients_of_its_own_and_shares_the_base(comp):
     assert torch.equal(copy.deepcopy(other.train()).eval()(x), moved)
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 40, 400])
+def test_what_ran_before_leaves_no_trace_in_a_gradient(tokens):
+    """How low-rank weights are used depends on what goes in now, or resumed runs would end elsewhere."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 32))
+    state = model.state_dict()
+    ranks = {"0.weight": 3, "2.weight": 2}
+    bank = Bank({name: naive.low_rank(state, ranks, name=name, seed=i) for i, name in enumerate("abc")})
+    inputs = torch.randn(400, 48)
+
+    def gradient(*before):
+        comp = Composition(model, bank)
+        naive.randomise(comp)
+        for size in before:
+            naive.probe(comp(inputs[:size])).backward()
+            with torch.no_grad():
+                comp(inputs[:size])
+        comp.values.grad = None
+        naive.probe(comp(inputs[:tokens])).backward()
+        return comp.values.grad
+
+    fresh = gradient()
+    assert all(torch.equal(gradient(*sizes), fresh) for sizes in ((1,), (400,), (1, 400), (400, 1)))
+
+
 def test_copies_share_the_vectors_that_are_in_memory():
     model = small()
     comp = Composition(model, bank_of(model)).prepare()

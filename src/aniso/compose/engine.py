@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import final
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from aniso.compose.division import Undivided
 from aniso.compose.factored import FactoredWeight, Factorisation
+from aniso.compose.lease import Lease
 from aniso.compose.sharded import Sharding
 from aniso.compose.slab import Slab, slabs_of
 from aniso.compose.slots import Slots
@@ -142,19 +143,16 @@ class Engine:
         made = self._factored.get(id(slab))
         if not made:
             return slab.connected(coefficients, like)
-        composes = any(m.composes for m in made if m.rank)  # no rank, no opinion
-        data = slab.composed(coefficients, like) if composes else [self.base[w.key] for w in slab.windows]
-        own, lease = coefficients[slab.blocks[0][0]], slab.lease()
+        own = coefficients[slab.blocks[0][0]]
         return [
             FactoredWeight.made(
-                tensor,
+                self.base[window.key],
                 factorisation,
                 own,
+                cache(partial(_composed, slab, coefficients, like, i)),
                 partial(_connected, slab, coefficients, like, i),
-                lease,
-                is_composed=composes,
             )
-            for i, (tensor, factorisation) in enumerate(zip(data, made, strict=True))
+            for i, (window, factorisation) in enumerate(zip(slab.windows, made, strict=True))
         ]
 
 
@@ -169,6 +167,10 @@ def _require_finite(values: Tensor, slots: Slots) -> None:
             first=f"vector '{vector}', part {part}",
             fix="go back to the last good coefficients and use a smaller learning rate",
         )
+
+
+def _composed(slab: Slab, coefficients: list[Tensor], like: Tensor, i: int) -> tuple[Tensor, Lease]:
+    return slab.composed(coefficients, like)[i], slab.lease()
 
 
 def _connected(slab: Slab, coefficients: list[Tensor], like: Tensor, i: int) -> Tensor:

@@ -51,8 +51,6 @@ class Factorisation:
             f.cut(rows.start, rows.stop) for f in factors if f.start < rows.stop and f.stop > rows.start
         ]
         self.transposed = transposed
-        self.composes = True
-        """Whether composing the weight is expected to pay; learned from the last call."""
 
     @property
     def rank(self) -> int:
@@ -125,30 +123,26 @@ class FactoredWeight(Tensor):
 
     _factorisation: Factorisation
     _coefficients: Tensor
+    _composed: Callable[[], tuple[Tensor, Lease]]
     _connected: Callable[[], Tensor]
-    _is_composed: bool
-    _lease: Lease
 
     @staticmethod
     def made(
-        data: Tensor,
+        base: Tensor,
         factorisation: Factorisation,
         coefficients: Tensor,
+        composed: Callable[[], tuple[Tensor, Lease]],
         connected: Callable[[], Tensor],
-        lease: Lease,
-        *,
-        is_composed: bool,
     ) -> FactoredWeight:
-        """``data`` is the composed weight, or the base's if ``is_composed`` is false.
-
-        ``connected`` gives the composed weight as an ordinary tensor with a graph.
+        """``composed`` gives the composed weight without a graph, and what keeps it from being written over;
+        ``connected`` gives it as an ordinary tensor with a graph. Neither is called before it is needed: what
+        pays is decided by the layer's input alone, so that runs that were interrupted end the same.
         """
-        weight = data.detach().as_subclass(FactoredWeight)
+        weight = base.detach().as_subclass(FactoredWeight)
         weight._factorisation = factorisation
         weight._coefficients = coefficients
+        weight._composed = composed
         weight._connected = connected
-        weight._is_composed = is_composed
-        weight._lease = lease
         return weight
 
     @classmethod
@@ -181,18 +175,17 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _matrix_linear(x: Tensor, weight: FactoredWeight, bias: Tensor | None) -> Tensor:
-    made, coefficients, raw = weight._factorisation, weight._coefficients, weight._raw()
+    made, coefficients = weight._factorisation, weight._coefficients
     if not made.rank:
-        return F.linear(x, raw, bias)
+        return F.linear(x, weight._raw(), bias)
     beside, composed, ordinary = made.costs(x.shape[0])
-    made.composes = min(composed, ordinary) <= beside
-    if not weight._is_composed:
-        y = F.linear(x, raw, bias)
+    if beside < min(composed, ordinary):
+        y = F.linear(x, weight._raw(), bias)
         return y + made.beside(x, coefficients).to(y.dtype)  # which autocast may have left wide
     if ordinary < composed:
         return F.linear(x, weight._connected(), bias)
-    y = F.linear(x, raw, bias)
-    watched: Tensor = _Watch.apply(y, x, coefficients, made, weight._lease)
+    own, lease = weight._composed()
+    watched: Tensor = _Watch.apply(F.linear(x, own, bias), x, coefficients, made, lease)
     return watched
 
 

@@ -86,9 +86,9 @@ class RawFile:
         self.size = status.st_size
         self._state = _state(status)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when all ends, os may be gone first
         if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+            close(self._fd)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         done = 0
