@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -37,6 +39,34 @@ def test_tables_are_made_from_the_records():
     assert len(tables) > 6
     for name, content in tables.items():
         assert (EXPERIMENTS / "results" / name).read_bytes() == content, name
+
+
+def _by_seed(experiment: str, label: str, shots: int, tasks: set[str]) -> list[float]:
+    """Mean accuracy over tasks, in per cent, of every seed."""
+    found: dict[int, list[float]] = {}
+    for path in (EXPERIMENTS / experiment / "records").glob("*.json"):
+        record = json.loads(path.read_text())
+        spec = record["spec"]
+        if record["label"] == label and spec["shots"] == shots and spec["task"].split("/")[-1] in tasks:
+            (score,) = record["metrics"]["accuracy"].values()
+            found.setdefault(spec["seed"], []).append(100 * score["accuracy"])
+    assert {len(own) for own in found.values()} == {len(tasks)} and len(found) == 3
+    return [mean(found[seed]) for seed in sorted(found)]
+
+
+def test_what_is_said_of_joint_learning_in_more_epochs_is_what_was_recorded():
+    text = (EXPERIMENTS / "README.md").read_text()
+    tasks = {"dtd10", "fruits360", "pacs_photo", "sign_digits"}
+
+    def said(values: list[float]) -> str:
+        return f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}"
+
+    for shots in (1, 2):
+        longer = _by_seed("joint-epochs", "twice the epochs", shots, tasks)
+        pair = "learned anisotropic + Tip-Adapter"
+        others = [_by_seed("few-shot", label, shots, tasks) for label in (pair, f"{pair}, joint")]
+        differences = [[a - b for a, b in zip(longer, other, strict=True)] for other in others]
+        assert all(said(values) in text for values in (longer, *others, *differences))
 
 
 def test_no_record_names_a_place_on_a_disk():

@@ -87,6 +87,19 @@ def test_what_is_written_about_it_is_what_was_measured():
         assert f"{said['accuracy']:.1%}" in table and said["fingerprint"] == load_model("mini").fingerprint
 
 
+def test_what_is_written_about_adapters_is_what_was_measured():
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "experiments" / "lora-vectors" / "adapters.json").read_text())
+    facts = Bank.open(mini_bank("mini-lora4")).facts
+    assert {task: own["tuned"] for task, own in measured["rank 4"].items()} == {
+        task: own["tuned"] for task, own in facts.items()
+    }
+    for text in ("docs/mini.md", "experiments/README.md"):
+        for own in measured.values():
+            mean = sum(found["tuned"] for found in own.values()) / len(own)
+            assert f"{100 * mean:.1f}" in (root / text).read_text()
+
+
 def test_fine_tuned_accuracies_are_what_the_bank_says(mini, mini_data):
     """On the real pictures, where they are: packing to 4 bits costs little."""
     from aniso.data import load_task

@@ -5,9 +5,9 @@ scaled and summed. The group is spelled out in the machine's own vectors, becaus
 uses half of their width and adds up their elements in every group. Several codes to a byte are worked on in
 planes (all first codes, all second codes, ...): the order is restored once a group, not once a vector.
 
-Memory gives its best when it is read in few places at once, and in long runs: 21 vectors side by side come at
-two thirds of the speed of six. So a piece of the block that fits into the second cache is gone through with
-six vectors, then with the next six, and what will be read next is asked for ahead of time.
+Memory gives its best when it is read in few places at once, and in long runs. So a piece of the block that
+fits into the second cache is gone through with six vectors, then with the next six, and what will be read
+next is asked for ahead of time.
 
 Pieces have a fixed size, so that sums are the same whatever the number of threads. The threads are torch's
 own: a second pool of threads beside it would fight it for the cores, since the threads of both wait for work
