@@ -12,7 +12,8 @@ from torch.nn import functional as F
 import naive
 import tiny
 from aniso.compose import Composition, Partition, Runtime, division, plan, slab, stack, store
-from aniso.compose.factored import FactoredWeight, Factorisation
+from aniso.compose.factored import Factorisation
+from aniso.compose.layer_weight import LayerWeight
 from aniso.vectors import Bank, BlockSource
 from aniso.weights import TensorMap
 
@@ -90,7 +91,7 @@ def check(model, bank, run, x, partition=None, runtime=None):
     with torch.no_grad(), comp.composed() as m:
         assert torch.equal(run(m, x), run(wide, x))
     with comp.composed() as m:
-        y, factored = run(m, x), any(isinstance(t, FactoredWeight) for t in comp._engine.installed.values())
+        y, factored = run(m, x), any(isinstance(t, LayerWeight) for t in comp._engine.installed.values())
     # torch's own layers round differently when their weights take no gradient
     assert naive.close(y, run(wide, x), 1e-14) if factored else torch.equal(y, run(wide, x))
     naive.randomise(comp)
@@ -166,6 +167,25 @@ def directory(tmp_path_factory):
 
 
 STORAGES = ["fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2"]
+@pytest.mark.parametrize("partition", PARTITIONS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_weights_composed_in_passing(name, partition, stream, directory, monkeypatch):
+    if name == "resnet" and partition.rule in ("whole", "columns"):
+        pytest.skip("large, and the same code as for the others")
+    naive.compose_in_passing(monkeypatch)
+    model, run, x, bank = family(name)
+    if stream:
+        bank = stored(name, "fp32", directory)
+    comp = check(model, bank, run, x, partition, Runtime(stream=stream))
+    kept = {k for k, w in comp._engine.installed.items() if not isinstance(w, LayerWeight)}
+    linear = {k for k, m in comp.model.named_modules() if isinstance(m, nn.Linear)}
+    # three tensors of one block; and one that lies the other way round in its block
+    linear -= {k for k in linear if k.endswith(("q_proj", "k_proj", "v_proj", "visual_projection"))}
+    moved = {f"{k}.weight" for k in linear} & set(comp._engine.installed)
+    assert moved and not moved & kept
+
+
 RUNTIMES = {"resident": Runtime(), "streamed": Runtime(stream=True), "not compiled": Runtime(fast=False)}
 
 
@@ -489,7 +509,7 @@ def test_changing_a_low_rank_weight_in_place_never_reaches_the_base(way, monkeyp
     naive.randomise(comp)
     good = comp(x).detach()
     with comp.composed() as m:
-        assert isinstance(m.weight, FactoredWeight)
+        assert isinstance(m.weight, LayerWeight)
         try:
             with torch.no_grad():
                 m.weight.mul_(2)

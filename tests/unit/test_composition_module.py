@@ -69,13 +69,17 @@ def small(dropout=0.0):
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
 Z = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 BANKS = {"dense": bank_of, "low-rank": low_rank_bank_of}
+COMPOSING = [*BANKS, "dense in passing"]  # what is low-rank is added to what layers give, if there is no room
 
 
-@pytest.fixture(params=BANKS)
-def comp(request):
+@pytest.fixture(params=[*COMPOSING, "low-rank in passing"])
+def comp(request, monkeypatch):
     """A composition in float64 over dense or low-rank vectors, away from zero."""
     model = small()
-    made = Composition(model.double(), BANKS[request.param](model))
+    if "passing" in request.param:
+        naive.compose_in_passing(monkeypatch)
+    made = Composition(model.double(), BANKS[request.param.removesuffix(" in passing")](model))
+    assert bool(made.plan.passing) == ("passing" in request.param)
     naive.randomise(made)
     return made
 
@@ -176,6 +180,7 @@ def test_the_base_is_not_copied():
 # when it composes
 
 
+@pytest.mark.parametrize("comp", COMPOSING, indirect=True)
 def test_the_same_values_are_composed_once(comp, fills):
     loss(comp, X)
     count = len(fills)
@@ -276,6 +281,7 @@ def test_dense_vectors_go_back_through_the_old_weights():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("comp", COMPOSING, indirect=True)
 def test_an_interrupted_composition_is_not_taken_for_the_last_one(comp, monkeypatch):
     x = X.double()
     values, y = comp.values.clone(), comp(x)

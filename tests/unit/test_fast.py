@@ -49,6 +49,12 @@ def test_sums_and_products_are_those_of_double_precision(form, rows, in_place):
     size = exact.norm(dim=1) * gradient.double().norm()
     assert ((found - products).abs() <= 1e-7 * size).all()
 
+    again = base.clone() if in_place else torch.empty_like(base)
+    at_once = fast.add_and_dots(
+        again, again if in_place else base, stored, coefficients, gradient, packing, scales
+    )
+    assert torch.equal(again, out) and torch.equal(at_once[:, 0], found)
+
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["beside", "in place"])
 def test_a_sum_rounds_against_the_base_once(in_place):

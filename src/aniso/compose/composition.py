@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients, Origin
-from aniso.compose.engine import Engine, Places, places_of, require_no_lists, skeleton_of
+from aniso.compose.engine import Engine, Places, passing_blocks, places_of, require_no_lists, skeleton_of
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime, keep_freed_memory
@@ -150,7 +150,15 @@ class Composition(nn.Module):
         """Where the task vectors will be, and what memory that takes."""
         itemsize = next((t.element_size() for t in self._model.parameters()), 4)
         world = self._mesh.size() if self._mesh is not None else 1
-        return Plan.of(self.bank, self.slots, self.runtime, self.values.device, itemsize, world)
+        return Plan.of(
+            self.bank, self.slots, self.runtime, self.values.device, itemsize, world, self._can_pass()
+        )
+
+    def _can_pass(self) -> frozenset[str]:
+        """Blocks that need not be kept composed."""
+        if self.linearised or self._mesh is not None:
+            return frozenset()
+        return passing_blocks(self.layout, self.slots, self._places)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine = self._running()
@@ -192,12 +200,15 @@ class Composition(nn.Module):
             if self.runtime.keep_freed and self.values.device.type == "cpu":
                 keep_freed_memory()
             sharding = Sharding(self._mesh) if self._mesh is not None else None
+            with torch.inference_mode(False):  # they outlive the call
+                store = self._vectors(sharding)
             self._engine = Engine(
                 self._places,
                 self.layout,
                 self.slots,
-                self._vectors(sharding),
+                store,
                 differences=self.linearised,
+                passing=store.plan.passing,
                 sharding=sharding,
             )
         self._engine.install(self.values)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from aniso.compose.division import Undivided
-from aniso.compose.factored import FactoredWeight, Factorisation
+from aniso.compose.factored import FactoredLayer, Factorisation
+from aniso.compose.layer_weight import LayerWeight
 from aniso.compose.lease import Lease
+from aniso.compose.passing import PassingLayer, can_pass
 from aniso.compose.sharded import Sharding
 from aniso.compose.slab import Slab, slabs_of
 from aniso.compose.slots import Slots
@@ -38,9 +42,13 @@ class Engine:
         store: Store,
         *,
         differences: bool,
+        passing: frozenset[str] = frozenset(),
         sharding: Sharding | None = None,
     ) -> None:
-        """``differences`` leaves the base out: the sum of coefficient * delta alone is composed."""
+        """``differences`` leaves the base out: the sum of coefficient * delta alone is composed.
+
+        Blocks in ``passing`` are composed when their layer runs, and not kept.
+        """
         self._places = places
         self._slots = slots
         self.base = {key: getattr(*found[0]) for key, found in places.items()}
@@ -53,6 +61,7 @@ class Engine:
             self.slabs.append(slab)
             if not differences:
                 self._factored[id(slab)] = _factorisations(slab, store)
+        self._passing = passing
         self._differences = differences
         self._sharding = sharding
         self._in_place: tuple[Tensor, bool, Tensor, int] | None = None
@@ -68,13 +77,14 @@ class Engine:
         self.uninstall()
         # buffers outlive the call: made in inference mode, they would be of no use outside of it
         with torch.inference_mode(False), torch.set_grad_enabled(wants_graph):
-            coefficients = self._slots.divided(self._root(values) if wants_graph else values.detach())
+            copied = values.detach().clone()
+            fixed = self._slots.divided(copied)
+            coefficients = self._slots.divided(self._root(values)) if wants_graph else fixed
             for slab in self.slabs:
-                for window, tensor in zip(
-                    slab.windows, self._tensors(slab, coefficients, wants_graph), strict=True
-                ):
+                tensors = self._tensors(slab, coefficients, fixed, wants_graph)
+                for window, tensor in zip(slab.windows, tensors, strict=True):
                     self.installed[window.key] = tensor
-            self._in_place = (values, wants_graph, values.detach().clone(), values._version)
+            self._in_place = (values, wants_graph, copied, values._version)
         if not self._differences:
             self.put(self.installed)
 
@@ -136,24 +146,64 @@ class Engine:
         root.register_hook(used)  # type: ignore[no-untyped-call]
         return root
 
-    def _tensors(self, slab: Slab, coefficients: list[Tensor], wants_graph: bool) -> list[Tensor]:
+    def _tensors(
+        self, slab: Slab, coefficients: list[Tensor], fixed: list[Tensor], wants_graph: bool
+    ) -> list[Tensor]:
+        """``fixed`` are the coefficients' values, which stay what they are."""
         like = self.base[slab.windows[0].key]
-        if not wants_graph:
-            return slab.composed(coefficients, like)
-        made = self._factored.get(id(slab))
-        if not made:
-            return slab.connected(coefficients, like)
-        own = coefficients[slab.blocks[0][0]]
-        return [
-            FactoredWeight.made(
-                self.base[window.key],
-                factorisation,
-                own,
-                cache(partial(_composed, slab, coefficients, like, i)),
-                partial(_connected, slab, coefficients, like, i),
-            )
-            for i, (window, factorisation) in enumerate(zip(slab.windows, made, strict=True))
-        ]
+        connected = [partial(_connected, slab, coefficients, like, i) for i in range(len(slab.windows))]
+        passing = self._passing_layer(slab, coefficients, fixed)
+        made = self._factored.get(id(slab), [])
+        if made and wants_graph:
+            return [
+                LayerWeight.made(
+                    self.base[window.key],
+                    FactoredLayer(
+                        self.base[window.key],
+                        factorisation,
+                        coefficients[slab.blocks[0][0]],
+                        passing or _Ordinary(connected[i]),
+                        None if passing else cache(partial(_composed, slab, coefficients, like, i)),
+                    ),
+                    connected[i],
+                )
+                for i, (window, factorisation) in enumerate(zip(slab.windows, made, strict=True))
+            ]
+        if passing:
+            # at zero, the model's own tensors: torch has ways through attention that are for these alone
+            is_base = not wants_graph and not any(bool(v.any()) for v in passing.values)
+            return [like if is_base else LayerWeight.made(like, passing, connected[0])]
+        return slab.connected(coefficients, like) if wants_graph else slab.composed(coefficients, like)
+
+    def _passing_layer(
+        self, slab: Slab, coefficients: list[Tensor], fixed: list[Tensor]
+    ) -> PassingLayer | None:
+        if slab.blocks[0][1].block.name not in self._passing:
+            return None
+        own = [i for i, _, _ in slab.blocks]
+        base = self.base[slab.windows[0].key]
+        return PassingLayer(slab, base, [coefficients[i] for i in own], [fixed[i] for i in own])
+
+
+@final
+@dataclass(frozen=True)
+class _Ordinary:
+    """A linear layer with an ordinary weight, made when it is needed."""
+
+    weight: Callable[[], Tensor]
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.weight(), bias)
+
+
+def passing_blocks(layout: Layout, slots: Slots, places: Places) -> frozenset[str]:
+    """Blocks that can be composed when their layer runs: those of matrices that are one layer's alone."""
+    return frozenset(
+        slot.block.name
+        for shape, windows, blocks in slabs_of(layout, slots)
+        if len(windows) == 1 and len(shape) == 2 and can_pass(windows[0], places[windows[0].key])
+        for _, slot, _ in blocks
+    )
 
 
 def _require_finite(values: Tensor, slots: Slots) -> None:

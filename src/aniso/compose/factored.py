@@ -9,6 +9,7 @@ and at the gradient of what comes out. Where that is cheaper still, the weight i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -16,26 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aniso.compose.attention import self_attention
+from aniso.compose.layer_weight import Layer
 from aniso.compose.lease import Lease
 from aniso.compose.stack import Factors
 from aniso.errors import UsageError
-
-# What can be asked of a tensor without touching its numbers.
-_ABOUT = {
-    getattr(Tensor, name).__get__
-    for name in (
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "requires_grad",
-        "is_leaf",
-        "layout",
-        "grad_fn",
-        "is_nested",
-    )
-} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.stride}
 
 
 @final
@@ -118,83 +103,42 @@ class _Watch(torch.autograd.Function):
 
 
 @final
-class FactoredWeight(Tensor):
-    """A weight that linear layers treat specially; to everything else it is the composed tensor."""
+class FactoredLayer:
+    """A linear layer at some coefficients.
 
-    _factorisation: Factorisation
-    _coefficients: Tensor
-    _composed: Callable[[], tuple[Tensor, Lease]]
-    _connected: Callable[[], Tensor]
+    What pays is decided by the layer's input alone, so that runs that were interrupted end the same; nothing
+    is composed before it is needed.
+    """
 
-    @staticmethod
-    def made(
+    def __init__(
+        self,
         base: Tensor,
         factorisation: Factorisation,
         coefficients: Tensor,
-        composed: Callable[[], tuple[Tensor, Lease]],
-        connected: Callable[[], Tensor],
-    ) -> FactoredWeight:
-        """``composed`` gives the composed weight without a graph, and what keeps it from being written over;
-        ``connected`` gives it as an ordinary tensor with a graph. Neither is called before it is needed: what
-        pays is decided by the layer's input alone, so that runs that were interrupted end the same.
+        ordinary: Layer,
+        composed: Callable[[], tuple[Tensor, Lease]] | None,
+    ) -> None:
+        """``ordinary`` is the layer as it is for any vectors. ``composed`` gives the composed weight without
+        a graph, and what keeps it from being written over; or there is no room for that.
         """
-        weight = base.detach().as_subclass(FactoredWeight)
-        weight._factorisation = factorisation
-        weight._coefficients = coefficients
-        weight._composed = composed
-        weight._connected = connected
-        return weight
+        self._base = base
+        self._factorisation = factorisation
+        self._coefficients = coefficients
+        self._ordinary = ordinary
+        self._composed = composed
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _ABOUT:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if func is F.linear:
-            return _linear(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            found = self_attention(*args, **kwargs)
-            if found is not None:
-                return found
-        return func(*_plain(args), **_plain(kwargs))
-
-    def _raw(self) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    if not isinstance(weight, FactoredWeight):
-        return F.linear(_plain(input), weight, _plain(bias))
-    # as a matrix: with a weight that takes no gradient, torch would multiply sample by sample
-    x = input.reshape(-1, input.shape[-1])
-    return _matrix_linear(x, weight, bias).view(*input.shape[:-1], weight.shape[0])
-
-
-def _matrix_linear(x: Tensor, weight: FactoredWeight, bias: Tensor | None) -> Tensor:
-    made, coefficients = weight._factorisation, weight._coefficients
-    if not made.rank:
-        return F.linear(x, weight._raw(), bias)
-    beside, composed, ordinary = made.costs(x.shape[0])
-    if beside < min(composed, ordinary):
-        y = F.linear(x, weight._raw(), bias)
-        return y + made.beside(x, coefficients).to(y.dtype)  # which autocast may have left wide
-    if ordinary < composed:
-        return F.linear(x, weight._connected(), bias)
-    own, lease = weight._composed()
-    watched: Tensor = _Watch.apply(F.linear(x, own, bias), x, coefficients, made, lease)
-    return watched
-
-
-def _plain(value: Any) -> Any:
-    """Ordinary tensors in place of ours, inside of the containers that torch functions take."""
-    if isinstance(value, FactoredWeight):
-        return value._connected()
-    if isinstance(value, tuple | list):
-        return type(value)(_plain(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        made, coefficients = self._factorisation, self._coefficients
+        if not made.rank:
+            return F.linear(x, self._base, bias)
+        beside, composed, ordinary = made.costs(x.shape[0])
+        if self._composed is None:
+            composed = math.inf
+        if beside < min(composed, ordinary):
+            y = F.linear(x, self._base, bias)
+            return y + made.beside(x, coefficients).to(y.dtype)  # which autocast may have left wide
+        if self._composed is None or ordinary < composed:
+            return self._ordinary(x, bias)
+        own, lease = self._composed()
+        watched: Tensor = _Watch.apply(F.linear(x, own, bias), x, coefficients, made, lease)
+        return watched

@@ -48,10 +48,8 @@ def add(
     scales: Tensor | None = None,
 ) -> None:
     """``out = base + sum of coefficient * stored``; packed vectors have scales. ``base`` may be ``out``."""
-    k = _kernels()
-    own = coefficients.detach().to(torch.float32).contiguous().numpy()
-    work, start = out.numpy(), base.detach().numpy()
-    k.add(_form(stored, packing), work, start, _numbers(stored), own, _scales(scales))
+    own, work, start = _flat(coefficients), out.numpy(), base.detach().numpy()
+    _kernels().add(_form(stored, packing), work, start, _numbers(stored), own, _scales(scales))
     torch.autograd.graph.increment_version(out)
 
 
@@ -59,9 +57,40 @@ def dots(
     stored: Tensor, gradient: Tensor, packing: Packing | None = None, scales: Tensor | None = None
 ) -> Tensor:
     """``<stored, gradient>`` for each vector, as one column."""
-    k = _kernels()
     work = gradient.detach().numpy()
-    sums = k.dots(_form(stored, packing), _numbers(stored), work, _scales(scales))
+    sums = _kernels().dots(_form(stored, packing), _numbers(stored), work, _scales(scales))
+    return _column(sums)
+
+
+def add_and_dots(
+    out: Tensor,
+    base: Tensor,
+    stored: Tensor,
+    coefficients: Tensor,
+    gradient: Tensor,
+    packing: Packing | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """Both of these, to the same bits, while what is stored is read once."""
+    own, work, start = _flat(coefficients), out.numpy(), base.detach().numpy()
+    sums = _kernels().add_and_dots(
+        _form(stored, packing),
+        work,
+        start,
+        _numbers(stored),
+        own,
+        gradient.detach().numpy(),
+        _scales(scales),
+    )
+    torch.autograd.graph.increment_version(out)
+    return _column(sums)
+
+
+def _flat(coefficients: Tensor) -> Any:
+    return coefficients.detach().to(torch.float32).contiguous().numpy()
+
+
+def _column(sums: Any) -> Tensor:
     return torch.from_numpy(sums).to(torch.float32).unsqueeze(1)
 
 

@@ -249,18 +249,20 @@ def _collect(typing_context, address, one, other, factor):
     return types.void(types.int64, _lanes, _lanes, types.float32), code
 
 
-@intrinsic
-def _ask_for(typing_context, address):
+@intrinsic(prefer_literal=True)
+def _ask_for(typing_context, address, size):
     """Have memory brought nearer, to the second cache; any address will do."""
+    lines = range(0, size.literal_value, LINE)
 
     def code(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _i32, _i32, _i32])
         known = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        where = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        builder.call(known, [where, *(ir.Constant(_i32, v) for v in (0, 2, 1))])
+        for line in lines:
+            where = builder.inttoptr(builder.add(arguments[0], ir.Constant(_i64, line)), cgutils.voidptr_t)
+            builder.call(known, [where, *(ir.Constant(_i32, v) for v in (0, 2, 1))])
         return context.get_dummy_value()
 
-    return types.void(types.int64), code
+    return types.void(types.int64, size), code
 
 
 @intrinsic
@@ -298,8 +300,8 @@ _TASK = numpy.dtype(
         (name, numpy.int64)
         for name in (
             *("counter", "pieces", "groups", "rows"),
-            *("stored", "stored_step", "scales", "scales_step", "coefficients"),
-            *("work", "base", "sums"),
+            *("stored", "stored_step", "scales", "scales_step"),
+            *("coefficients", "base", "out", "gradient", "sums"),
         )
     ]
 )
@@ -309,156 +311,134 @@ _compiled = numba.njit(fastmath=True, nogil=True, cache=True, error_model="numpy
 
 
 @_compiled
-def _fill_factors(factors, task, row, first):
-    """What each vector's numbers are multiplied by in a piece; only packed ones have scales."""
-    coefficients = numba.carray(_pointer(task.coefficients), (task.rows,), numpy.float32)[row:]
-    for i in range(len(factors)):
+def _fill_scales(room, task, row, first):
+    """What each group's codes are multiplied by in a piece; dense numbers are what they are."""
+    for i in range(len(room)):
         if task.scales == 0:
-            factors[i] = coefficients[i]
+            room[i] = 1
         else:
             at = task.scales + (row + i) * task.scales_step + 2 * first
-            scales = numba.carray(_pointer(at), (factors.shape[1],), numpy.uint16)
+            scales = numba.carray(_pointer(at), (room.shape[1],), numpy.uint16)
             for g in range(scales.size):
-                factors[i, g] = coefficients[i] * _bfloat16(scales[g])
+                room[i, g] = _bfloat16(scales[g])
 
 
 @_compiled
 def _add_up(sums, lanes):
-    for i in range(sums.size):
-        for j in range(WIDTH):
-            sums[i] += lanes[i, j]
-            lanes[i, j] = 0
-
-
-# Each of these is what every thread does: take the next piece until there is none.
+    """In 64 bits, what 32 were enough for."""
+    for k in range(len(lanes)):
+        for i in range(sums.size):
+            for j in range(WIDTH):
+                sums[i] += lanes[k, i, j]
+                lanes[k, i, j] = 0
 
 
 @cache
-def _adding(form):
-    """``work = base + sum of factor * stored``
+def _loop(form, adds, multiplies):
+    """What every thread does: take the next piece until there is none.
 
-    The base is much larger than what is added and comes last, so that little is rounded away.
+    To add is ``out = base + sum of coefficient * stored``; the base is much larger than what is added and
+    comes last, so that little is rounded away. To multiply is ``sums = sum over elements of stored *
+    gradient``. Both at once read what is stored once.
     """
     each, step = planes(form), group_bytes(form)
 
-    @numba.cfunc("void(voidptr)", cache=True)
+    @numba.cfunc("void(voidptr)", cache=True)  # all in one: calls of other closures could not be cached
     def loop(address):
         task = numba.carray(address, (1,), _TASK)[0]
+        coefficients = numba.carray(_pointer(task.coefficients), (task.rows,), numpy.float32)
         room = numpy.empty((BUNDLE, PIECE), numpy.float32)
-        sums = numpy.empty(PIECE * GROUP, numpy.float32)
+        kept = numpy.empty(PIECE * GROUP, numpy.float32)
+        lanes = numpy.zeros((PIECE // EXACT, BUNDLE, WIDTH), numpy.float32)
         bundles = max(1, -(-task.rows // BUNDLE))
-        while True:
-            piece = _taken(task.counter)
-            if piece >= task.pieces:
-                return
-            first = piece * PIECE
-            groups = min(PIECE, task.groups - first)
-            for bundle in range(bundles):
-                row, end = task.rows * bundle // bundles, task.rows * (bundle + 1) // bundles
-                factors = room[: end - row, :groups]
-                _fill_factors(factors, task, row, first)
-                for g in range(groups):
-                    at = task.stored + row * task.stored_step + (first + g) * step
-                    so_far = sums.ctypes.data + _GROUP_BYTES * g
-                    total = _kept(so_far) if row else _zeros()
-                    for i in range(end - row):
-                        for line in range(0, step, LINE):
-                            _ask_for(at + AHEAD + line)
-                        total = _plus(total, _numbers(at, form), factors[i, g])
-                        at += task.stored_step
-                    if end < task.rows:
-                        _keep(so_far, total)
-                    else:
-                        here = _GROUP_BYTES * (first + g)
-                        _write_sum(task.work + here, task.base + here, total, each)
-
-    return loop
-
-
-@cache
-def _multiplying(form):
-    """``sums = sum over elements of factor * stored * work``"""
-    each, step = planes(form), group_bytes(form)
-
-    @numba.cfunc("void(voidptr)", cache=True)
-    def loop(address):
-        task = numba.carray(address, (1,), _TASK)[0]
-        room = numpy.empty((BUNDLE, PIECE), numpy.float32)
-        lanes = numpy.zeros((BUNDLE, WIDTH), numpy.float32)
-        bundles = -(-task.rows // BUNDLE)
-        while True:
-            piece = _taken(task.counter)
-            if piece >= task.pieces:
-                return
+        piece = _taken(task.counter)
+        while piece < task.pieces:
             first = piece * PIECE
             groups = min(PIECE, task.groups - first)
             sums = numba.carray(_pointer(task.sums + 8 * piece * task.rows), (task.rows,), numpy.float64)
             for bundle in range(bundles):
                 row, end = task.rows * bundle // bundles, task.rows * (bundle + 1) // bundles
-                factors = room[: end - row, :groups]
-                _fill_factors(factors, task, row, first)
+                scales = room[: end - row, :groups]
+                _fill_scales(scales, task, row, first)
                 for g in range(groups):
                     at = task.stored + row * task.stored_step + (first + g) * step
-                    gradient = _in_planes(task.work + _GROUP_BYTES * (first + g), each)
+                    here, so_far = _GROUP_BYTES * (first + g), kept.ctypes.data + _GROUP_BYTES * g
+                    total = _kept(so_far) if adds and row else _zeros()
+                    gradient = _in_planes(task.gradient + here, each) if multiplies else _zeros()
                     for i in range(end - row):
-                        for line in range(0, step, LINE):
-                            _ask_for(at + AHEAD + line)
-                        _collect(lanes[i].ctypes.data, gradient, _numbers(at, form), factors[i, g])
+                        _ask_for(at + AHEAD, step)
+                        numbers = _numbers(at, form)
+                        if adds:
+                            total = _plus(total, numbers, coefficients[row + i] * scales[i, g])
+                        if multiplies:
+                            _collect(lanes[g // EXACT, i].ctypes.data, gradient, numbers, scales[i, g])
                         at += task.stored_step
-                    if (g + 1) % EXACT == 0 or g + 1 == groups:
-                        _add_up(sums[row:end], lanes)  # in 64 bits, before 32 have too few
+                    if adds and end == task.rows:
+                        _write_sum(task.out + here, task.base + here, total, each)
+                    elif adds:
+                        _keep(so_far, total)
+                _add_up(sums[row:end], lanes)
+            piece = _taken(task.counter)
 
     return loop
 
 
 def add(form, out, base, stored, coefficients, scales=None):
     """``out = base + sum of coefficient * stored``; arrays are flat or vectors by elements."""
-    loop, left = _adding(form), out.size % GROUP
-    _run(loop, out, base, stored, coefficients, scales)
-    if left:
-        last = _filled_up(base[-left:], GROUP)
-        _run(loop, last, last, *_last(form, out.size, stored, coefficients, scales))
-        out[-left:] = last[:left]
+    _run(form, stored, scales, coefficients=coefficients, base=base, out=out)
 
 
 def dots(form, stored, gradient, scales=None):
     """The product of each vector with a gradient."""
-    loop, left, ones = _multiplying(form), gradient.size % GROUP, numpy.ones(len(stored), numpy.float32)
-    sums = _run(loop, gradient, gradient, stored, ones, scales)
+    return _run(form, stored, scales, gradient=gradient)
+
+
+def add_and_dots(form, out, base, stored, coefficients, gradient, scales=None):
+    """Both, in one pass."""
+    return _run(form, stored, scales, coefficients=coefficients, base=base, out=out, gradient=gradient)
+
+
+def _run(form, stored, scales, *, coefficients=None, base=None, out=None, gradient=None):
+    """What is asked for over all full groups, and over what is left filled up with zeros."""
+    loop = _loop(form, out is not None, gradient is not None)
+    work = [base, out, gradient]
+    size = next(w.size for w in work if w is not None)
+    sums = _run_full(loop, stored, scales, coefficients, *work)
+    left = size % GROUP
     if left:
-        last = _filled_up(gradient[-left:], GROUP)
-        sums += _run(loop, last, last, *_last(form, gradient.size, stored, ones, scales))
+        filled = [None if w is None else _filled_up(w[-left:], GROUP) for w in work]
+        group, each = size // GROUP, group_bytes(form)
+        codes = _filled_up(stored.view(numpy.uint8)[:, group * each :], each)
+        own = None if scales is None else scales[:, group:].copy()
+        sums += _run_full(loop, codes, own, coefficients, *filled)
+        if out is not None:
+            out[-left:] = filled[1][:left]
     return sums
 
 
-def _last(form, size, stored, coefficients, scales):
-    """What there is of a last group that is not full; dense vectors are filled up with zeros."""
-    group, each = size // GROUP, group_bytes(form)
-    codes = _filled_up(stored.view(numpy.uint8)[:, group * each :], each)
-    return codes, coefficients, None if scales is None else scales[:, group:].copy()
-
-
 def _filled_up(values, length):
-    out = numpy.zeros((*values.shape[:-1], length), values.dtype)
-    out[..., : values.shape[-1]] = values
-    return out
+    filled = numpy.zeros((*values.shape[:-1], length), values.dtype)
+    filled[..., : values.shape[-1]] = values
+    return filled
 
 
-def _run(loop, work, base, stored, coefficients, scales):
+def _run_full(loop, stored, scales, coefficients, base, out, gradient):
     """Run a loop over all full groups on torch's threads; returns the sums, if it makes any."""
-    groups, rows = work.size // GROUP, len(stored)
+    size = next(w.size for w in (base, gradient) if w is not None)
+    groups, rows = size // GROUP, len(stored)
     pieces = -(-groups // PIECE)
     sums = numpy.zeros((pieces, rows))
     counter = numpy.zeros(1, numpy.int64)
-    arrays = [work, base, stored, coefficients, *([] if scales is None else [scales])]
-    if not all(a.flags.c_contiguous for a in arrays):
+    arrays = (stored, scales, coefficients, base, out, gradient)
+    if not all(a is None or a.flags.c_contiguous for a in arrays):
         raise ValueError("the compiled path reads contiguous memory only")
     task = numpy.zeros(1, _TASK)
     task[0] = (
         *(counter.ctypes.data, pieces, groups, rows),
         *(stored.ctypes.data, stored.strides[0]),
         *((0, 0) if scales is None else (scales.ctypes.data, scales.strides[0])),
-        *(coefficients.ctypes.data, work.ctypes.data, base.ctypes.data, sums.ctypes.data),
+        *(0 if a is None else a.ctypes.data for a in (coefficients, base, out, gradient)),
+        sums.ctypes.data,
     )
     threads = min(torch.get_num_threads(), pieces)
     parallel = _openmp() if threads > 1 else None

@@ -33,7 +33,9 @@ class Plan:
     blocks: tuple[BlockPlan, ...]
     budget: int
     composed: int
-    """Bytes of the composed weights."""
+    """Bytes of composed weights: of those that are kept, and of the largest that is not."""
+    passing: frozenset[str]
+    """Blocks that are composed whenever their layer runs, and not kept."""
     buffers: int
     """Bytes that reading from disk takes beside, if anything is read from there."""
     coefficients: int
@@ -49,18 +51,23 @@ class Plan:
         device: torch.device,
         itemsize: int = 4,
         world: int = 1,
+        can_pass: frozenset[str] = frozenset(),
     ) -> Plan:
-        """``world`` processes hold a share of the vectors each."""
+        """``world`` processes hold a share of the vectors each. Blocks that ``can_pass`` are kept composed
+        if there is room for that; before that, there should be room for the vectors.
+        """
         sizes = {s.block.name: -(-bank.block_bytes(s.block.name) // world) for s in slots.blocks}
-        composed = sum(itemsize * slot.block.numel for slot in slots.blocks)
         budget = runtime.budget(device)
         vectors = {slot.block.name: len(slot.vectors) for slot in slots.blocks}
         read = [min(size, max(CHUNK, size // vectors[name])) for name, size in sizes.items()]
         buffers = 2 * max(read, default=0)  # of one block: a portion that is used, and one that is read
         total = sum(sizes.values())
+        composed, least = _composed_bytes(slots, itemsize, can_pass)
+        passes = least < composed and (runtime.stream or composed + total > budget)
+        composed = least if passes else composed
         fits = not runtime.stream and composed + total <= budget
-        least = composed + (buffers if runtime.stream else min(total, buffers))
         if not fits and composed + buffers > budget:
+            least = composed + (buffers if runtime.stream else min(total, buffers))
             raise ResourceError(
                 "PLAN-MEMORY",
                 "there is not enough memory for this composition, even if vectors are read from disk",
@@ -80,6 +87,7 @@ class Plan:
             tuple(plans),
             budget,
             composed,
+            can_pass if passes else frozenset(),
             buffers,
             slots.count,
             storage,
@@ -104,12 +112,17 @@ class Plan:
         streams = len(self.resident) < len(self.blocks)
         return self.composed + self.resident_bytes + (self.buffers if streams else 0)
 
+    @property
+    def _passing(self) -> str:
+        return f", of which {len(self.passing)} are composed anew in every pass" if self.passing else ""
+
     def as_dict(self) -> dict[str, object]:
         return {
             "coefficients": self.coefficients,
             "blocks": len(self.blocks),
             "resident_blocks": len(self.resident),
             "composed_bytes": self.composed,
+            "passing_blocks": len(self.passing),
             "resident_bytes": self.resident_bytes,
             "streamed_bytes_per_pass": self.streamed_bytes,
             "memory_bytes": self.memory,
@@ -122,7 +135,7 @@ class Plan:
         streamed = len(self.blocks) - len(self.resident)
         lines = [
             f"coefficients   {self.coefficients:,}",
-            f"composed       {show_bytes(self.composed)} for {len(self.blocks)} blocks",
+            f"composed       {show_bytes(self.composed)} for {len(self.blocks)} blocks{self._passing}",
             f"in memory      {show_bytes(self.resident_bytes)} of task vectors as {', '.join(self.storage)} "
             f"({len(self.resident)} blocks)",
             f"from disk      {show_bytes(self.streamed_bytes)} twice a step ({streamed} blocks)",
@@ -134,3 +147,14 @@ class Plan:
             path = "compiled (numba)" if self.fast else "plain torch; pip install 'aniso[fast]' is faster"
             lines.append(f"few-bit path   {path}")
         return "\n".join(lines)
+
+
+def _composed_bytes(slots: Slots, itemsize: int, can_pass: frozenset[str]) -> tuple[int, int]:
+    """Of all composed weights; and of those that must be kept, with the largest of the others."""
+    sizes = {slot.block.name: itemsize * slot.block.numel for slot in slots.blocks}
+    kept = sum(size for name, size in sizes.items() if name not in can_pass)
+    # in 32 bits or more, beside its gradient
+    largest = max(
+        (s.block.numel * max(4, itemsize) for s in slots.blocks if s.block.name in can_pass), default=0
+    )
+    return sum(sizes.values()), kept + 2 * largest

@@ -112,6 +112,28 @@ class Slab:
             out.append(total)
         return out
 
+    def passing(self, own: Sequence[Tensor], like: Tensor) -> Tensor:
+        """The one tensor over this slab, in memory that the next slab writes over."""
+        out = scratch("passing", self.shape, like.dtype, like.device)
+        self._write(out, self._workspace(out), own)
+        return out
+
+    def passing_back(self, grad: Tensor, own: Sequence[Tensor], like: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The gradient of each block's coefficients, and the tensor once more: vectors are read once."""
+        out, flat = scratch("passing", self.shape, like.dtype, like.device), self._flat([grad])
+        work = self._workspace(out)
+        start, found = self._start(work), []
+        for (_, slot, span), values in zip(self.blocks, own, strict=True):
+            total, source, target = flat.new_empty(slot.shape), start[span], work.view(-1)[span]
+            for stack in self.store.stacks(slot, backward=True):
+                total[list(stack.vectors)] = stack.write_and_dots(
+                    target, source, values.to(work.dtype), flat[span], slot.division
+                )
+                source = target
+            found.append(total)
+        self._finish(out, work)
+        return found, out
+
     def _fill(self, own: tuple[Tensor, ...], like: Tensor) -> None:
         self._filled_with = None
         if self._buffer is None or not all(lease.done for lease in self._leases):
@@ -120,57 +142,51 @@ class Slab:
             with torch.inference_mode(False):  # it outlives the call
                 self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
             self._leases.clear()
-        work = self._workspace(self._buffer)
-        with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
-            values = [v.to(work.dtype) for v in own]
-            if not self._wrote_at_once(work, values):
-                self._start(work)
-                for (_, slot, span), each in zip(self.blocks, values, strict=True):
-                    self._add(work.view(-1)[span], slot, each)
-            if work is not self._buffer:
-                self._buffer.copy_(work.T if self._turned else work)
-                if self._buffer.dtype != work.dtype:
-                    self._check_range(work)
+        self._write(self._buffer, self._workspace(self._buffer), own)
         self._filled_with = tuple(v.clone() for v in own)
 
-    def _start(self, work: Tensor) -> None:
-        for window, base in zip(self.windows, self.base, strict=True):
-            if base is None:
+    def _write(self, buffer: Tensor, work: Tensor, own: Sequence[Tensor]) -> None:
+        with torch.no_grad(), torch.autocast(buffer.device.type, enabled=False):
+            start, flat = self._start(work), work.view(-1)
+            for (_, slot, span), values in zip(self.blocks, own, strict=True):
+                self._add(flat[span], start[span], slot, values.to(work.dtype))
+            self._finish(buffer, work)
+
+    def _start(self, work: Tensor) -> Tensor:
+        """Where sums begin, flat: the base, if it is one tensor that they fill, or a copy of it."""
+        base, flat = self.base[0], work.view(-1)
+        filled = sum(span.stop - span.start for _, _, span in self.blocks) == work.numel()
+        usual = len(self.windows) == 1 and filled and not self._turned and self._sharding is None
+        if usual and base is not None and base.is_contiguous() and base.numel() == work.numel():
+            return base.detach().view(-1)
+        for window, own in zip(self.windows, self.base, strict=True):
+            if own is None:
                 window.of(work).zero_()
             else:
-                window.of(work).copy_(base)
+                window.of(work).copy_(own)
+        return flat
 
-    def _wrote_at_once(self, work: Tensor, values: list[Tensor]) -> bool:
-        """The usual slab is one tensor and one block: base and sum can be written in one pass."""
-        base = self.base[0]
-        usual = len(self.windows) == len(self.blocks) == 1 and not self._turned and self._sharding is None
-        if not usual or base is None or not base.is_contiguous() or base.numel() != work.numel():
-            return False
-        _, slot, span = self.blocks[0]
-        if span != slice(0, work.numel()):
-            return False
-        flat = work.view(-1)
-        for i, stack in enumerate(self.store.stacks(slot)):
-            if i == 0:
-                stack.write_to(flat, base.view(-1), values[0], slot.division)
-            else:
-                stack.add_to(flat, values[0], slot.division)
-        return True
-
-    def _add(self, flat: Tensor, slot: Slot, values: Tensor) -> None:
+    def _add(self, flat: Tensor, start: Tensor, slot: Slot, values: Tensor) -> None:
         own = self._sharding.own(slot, flat) if self._sharding else flat
+        source = own if self._sharding else start
         for stack in self.store.stacks(slot):
-            stack.add_to(own, values, slot.division)
+            stack.write_to(own, source, values, slot.division)
+            source = own
         if self._sharding:
             flat.copy_(self._sharding.gathered(slot, own))
 
-    def _check_range(self, work: Tensor) -> None:
+    def _finish(self, buffer: Tensor, work: Tensor) -> None:
+        if work is not buffer:
+            buffer.copy_(work.T if self._turned else work)
+            if buffer.dtype != work.dtype:
+                self._check_range(buffer, work)
+
+    def _check_range(self, buffer: Tensor, work: Tensor) -> None:
         """Sums that 16 bits cannot hold became infinite when they were written down."""
-        assert self._buffer is not None
-        if not bool(torch.isfinite(self._buffer).all()):
+        if not bool(torch.isfinite(buffer).all()):
             raise NumericalError(
                 "VECTOR-RANGE",
-                f"the composed weights leave the range of {str(self._buffer.dtype).removeprefix('torch.')}",
+                f"the composed weights leave the range of {str(buffer.dtype).removeprefix('torch.')}",
                 key=self.windows[0].key,
                 found=f"{float(work.abs().max()):.4g}",
                 fix="load the model in float32 or bfloat16, or look for a coefficient that is too large",

@@ -57,13 +57,32 @@ class Stack(ABC):
         self._add(out, own, division)
 
     def write_to(self, out: Tensor, base: Tensor, coefficients: Tensor, division: Division) -> None:
-        """``out = base + sum of coefficient * delta``, in one pass where that can be."""
+        """``out = base + sum of coefficient * delta``, in one pass where that can be; base may be out."""
         own = coefficients[list(self.vectors)]
         if not (
             self.numel and isinstance(division, Undivided) and bool(own.any()) and self._wrote(out, base, own)
         ):
-            out.copy_(base)
+            if base.data_ptr() != out.data_ptr():
+                out.copy_(base)
             self.add_to(out, coefficients, division)
+
+    def write_and_dots(
+        self, out: Tensor, base: Tensor, coefficients: Tensor, gradient: Tensor, division: Division
+    ) -> Tensor:
+        """``write_to`` and ``dots``, reading the vectors once where that can be."""
+        own = coefficients[list(self.vectors)]
+        if self.numel and isinstance(division, Undivided) and bool(own.any()):
+            found = self._wrote_and_multiplied(out, base, own, gradient)
+            if found is not None:
+                return found
+        self.write_to(out, base, coefficients, division)
+        return self.dots(gradient, division)
+
+    def _wrote_and_multiplied(
+        self, out: Tensor, base: Tensor, own: Tensor, gradient: Tensor
+    ) -> Tensor | None:
+        """Do both at once, if there is a way."""
+        return None
 
     def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
         """Write base and sum at once, if there is a way."""
@@ -138,6 +157,13 @@ class DenseStack(Stack):
             torch.addmv(base, self.values.T, own[:, 0], out=out)
             return True
         return False
+
+    def _wrote_and_multiplied(
+        self, out: Tensor, base: Tensor, own: Tensor, gradient: Tensor
+    ) -> Tensor | None:
+        if not self._is_fast(self.values, out, base, gradient):
+            return None
+        return fast.add_and_dots(out, base, self.values, own[:, 0], gradient)
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if isinstance(division, Undivided) and self._is_fast(self.values, gradient):
@@ -228,17 +254,33 @@ class PackedStack(Stack):
     def _write(self, out: Tensor, base: Tensor, own: Tensor) -> None:
         scaled = own[:, 0] * self.factors.to(own.dtype)
         fast.add(out, base, self.codes, scaled, self.packing, self.scales)
-        if self.mean is not None:
-            out.add_(self.mean, alpha=float(scaled.sum()))
+        self._add_mean(out, scaled)
 
     def dots(self, gradient: Tensor, division: Division) -> Tensor:
         if not (isinstance(division, Undivided) and self._is_fast(self.codes, gradient)):
             return super().dots(gradient, division)
-        total = fast.dots(self.codes, gradient, self.packing, self.scales)
+        return self._whole(fast.dots(self.codes, gradient, self.packing, self.scales), gradient)
+
+    def _wrote_and_multiplied(
+        self, out: Tensor, base: Tensor, own: Tensor, gradient: Tensor
+    ) -> Tensor | None:
+        if not self._is_fast(self.codes, out, base, gradient):
+            return None
+        scaled = own[:, 0] * self.factors.to(own.dtype)
+        found = fast.add_and_dots(out, base, self.codes, scaled, gradient, self.packing, self.scales)
+        self._add_mean(out, scaled)
+        return self._whole(found, gradient)
+
+    def _add_mean(self, out: Tensor, scaled: Tensor) -> None:
+        if self.mean is not None:
+            out.add_(self.mean, alpha=float(scaled.sum()))
+
+    def _whole(self, products: Tensor, gradient: Tensor) -> Tensor:
+        """Products of the vectors, from those of their codes."""
         if self.mean is not None:
             # not torch's product, which depends on the number of threads
-            total += fast.dots(self.mean.unsqueeze(0), gradient)
-        return total * self.factors.to(total.dtype).unsqueeze(1)
+            products += fast.dots(self.mean.unsqueeze(0), gradient)
+        return products * self.factors.to(products.dtype).unsqueeze(1)
 
 
 @final

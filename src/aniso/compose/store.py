@@ -35,6 +35,7 @@ class Store:
         sharding: Sharding | None = None,
         progress: Progress | None = None,
     ) -> None:
+        self.plan = plan
         self._bank = bank
         self._slots = slots.by_block
         self._device = device
