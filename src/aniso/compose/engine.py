@@ -18,9 +18,10 @@ from aniso.compose.division import Undivided
 from aniso.compose.factored import FactoredLayer, Factorisation
 from aniso.compose.layer_weight import LayerWeight
 from aniso.compose.lease import Lease
-from aniso.compose.passing import PassingLayer, can_pass
+from aniso.compose.linear import KeptLayer
+from aniso.compose.passing import PassingLayer
 from aniso.compose.sharded import Sharding
-from aniso.compose.slab import Slab, slabs_of
+from aniso.compose.slab import Slab, Window, slabs_of
 from aniso.compose.slots import Slots
 from aniso.compose.store import Store
 from aniso.errors import InputError, NumericalError
@@ -173,7 +174,20 @@ class Engine:
             # at zero, the model's own tensors: torch has ways through attention that are for these alone
             is_base = not wants_graph and not any(bool(v.any()) for v in passing.values)
             return [like if is_base else LayerWeight.made(like, passing, connected[0])]
-        return slab.connected(coefficients, like) if wants_graph else slab.composed(coefficients, like)
+        if not wants_graph:
+            return slab.composed(coefficients, like)
+        return [
+            self._kept(window, tensor)
+            for window, tensor in zip(slab.windows, slab.connected(coefficients, like), strict=True)
+        ]
+
+    def _kept(self, window: Window, tensor: Tensor) -> Tensor:
+        if self._differences or tensor.device.type != "cpu" or tensor.ndim != 2:
+            return tensor
+        if not _is_layers(self._places[window.key]):
+            return tensor
+        layer = KeptLayer(tensor)
+        return LayerWeight.made(self.base[window.key], layer, layer.weight)
 
     def _passing_layer(
         self, slab: Slab, coefficients: list[Tensor], fixed: list[Tensor]
@@ -201,9 +215,16 @@ def passing_blocks(layout: Layout, slots: Slots, places: Places) -> frozenset[st
     return frozenset(
         slot.block.name
         for shape, windows, blocks in slabs_of(layout, slots)
-        if len(windows) == 1 and len(shape) == 2 and can_pass(windows[0], places[windows[0].key])
+        if len(windows) == 1 and len(shape) == 2 and not windows[0].transposed
+        if len(places[windows[0].key]) == 1 and _is_layers(places[windows[0].key])
         for _, slot, _ in blocks
     )
+
+
+def _is_layers(places: list[tuple[nn.Module, str]]) -> bool:
+    """Whether linear layers use a tensor, as far as modules tell."""
+    own = {nn.Linear: "weight", nn.MultiheadAttention: "in_proj_weight"}
+    return any(isinstance(m, kind) and name == own[kind] for m, name in places for kind in own)
 
 
 def _require_finite(values: Tensor, slots: Slots) -> None:

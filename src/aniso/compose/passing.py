@@ -10,21 +10,13 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from aniso.compose.slab import Slab, Window
+from aniso.compose.linear import Rows
+from aniso.compose.slab import Slab
 from aniso.compose.stack import scratch
-
-
-def can_pass(window: Window, places: Sequence[tuple[nn.Module, str]]) -> bool:
-    """Whether only one linear layer, or an attention's, uses the tensor, as far as modules tell."""
-    if len(places) != 1 or window.transposed:
-        return False
-    module, attribute = places[0]
-    own = {nn.Linear: "weight", nn.MultiheadAttention: "in_proj_weight"}
-    return any(isinstance(module, kind) and attribute == name for kind, name in own.items())
 
 
 @final
@@ -64,9 +56,11 @@ class _Pass(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,), layer = ctx.saved_tensors, ctx.layer
+        rows = Rows.of(x, grad)
         with torch.autocast(x.device.type, enabled=False):
-            of_weight = torch.mm(grad.T, x, out=scratch("of weight", layer.base.shape, x.dtype, x.device))
+            room = scratch("of weight", layer.base.shape, x.dtype, x.device)
+            of_weight = torch.mm(rows.grad.T, rows.x, out=room)
             found, weight = layer.slab.passing_back(of_weight, layer.values, layer.base)
-            of_input = grad @ weight.to(x.dtype) if ctx.needs_input_grad[0] else None
-        of_bias = grad.sum(0) if ctx.needs_input_grad[1] else None
+            of_input = rows.of_input(weight.to(x.dtype), x) if ctx.needs_input_grad[0] else None
+        of_bias = rows.grad.sum(0) if ctx.needs_input_grad[1] else None
         return of_input, of_bias, None, *(g.to(d) for g, d in zip(found, ctx.dtypes, strict=True))
