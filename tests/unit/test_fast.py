@@ -44,6 +44,11 @@ def test_sums_and_products_are_those_of_double_precision(form, rows, in_place):
     expected = base.double() + coefficients.double() @ exact
     assert (out - expected).abs().max() < 1e-6 * expected.abs().max()
 
+    if not in_place:
+        fast.add(out.fill_(7), None, stored, coefficients, packing, scales)
+        assert (out - (expected - base.double())).abs().max() < 1e-6 * expected.abs().max()
+        fast.add(out, base, stored, coefficients, packing, scales)
+
     found = fast.dots(stored, gradient, packing, scales)[:, 0]
     products = exact @ gradient.double()
     size = exact.norm(dim=1) * gradient.double().norm()

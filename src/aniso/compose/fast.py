@@ -41,14 +41,16 @@ def can_read(stored: Tensor, *work: Tensor) -> bool:
 
 def add(
     out: Tensor,
-    base: Tensor,
+    base: Tensor | None,
     stored: Tensor,
     coefficients: Tensor,
     packing: Packing | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """``out = base + sum of coefficient * stored``; packed vectors have scales. ``base`` may be ``out``."""
-    own, work, start = _flat(coefficients), out.numpy(), base.detach().numpy()
+    """``out = base + sum of coefficient * stored``; packed vectors have scales. ``base`` may be ``out``, or
+    nothing, which is zero.
+    """
+    own, work, start = _flat(coefficients), out.numpy(), None if base is None else base.detach().numpy()
     _kernels().add(_form(stored, packing), work, start, _numbers(stored), own, _scales(scales))
     torch.autograd.graph.increment_version(out)
 

@@ -350,6 +350,7 @@ def _loop(form, adds, multiplies):
         room = numpy.empty((BUNDLE, PIECE), numpy.float32)
         kept = numpy.empty(PIECE * GROUP, numpy.float32)
         lanes = numpy.zeros((PIECE // EXACT, BUNDLE, WIDTH), numpy.float32)
+        nothing = numpy.zeros(GROUP, numpy.float32)
         bundles = max(1, -(-task.rows // BUNDLE))
         piece = _taken(task.counter)
         while piece < task.pieces:
@@ -374,7 +375,8 @@ def _loop(form, adds, multiplies):
                             _collect(lanes[g // EXACT, i].ctypes.data, gradient, numbers, scales[i, g])
                         at += task.stored_step
                     if adds and end == task.rows:
-                        _write_sum(task.out + here, task.base + here, total, each)
+                        base = task.base + here if task.base else nothing.ctypes.data
+                        _write_sum(task.out + here, base, total, each)
                     elif adds:
                         _keep(so_far, total)
                 _add_up(sums[row:end], lanes)
@@ -384,7 +386,7 @@ def _loop(form, adds, multiplies):
 
 
 def add(form, out, base, stored, coefficients, scales=None):
-    """``out = base + sum of coefficient * stored``; arrays are flat or vectors by elements."""
+    """``out = base + sum of coefficient * stored``, from zero if there is no base; vectors by elements."""
     _run(form, stored, scales, coefficients=coefficients, base=base, out=out)
 
 
@@ -424,7 +426,7 @@ def _filled_up(values, length):
 
 def _run_full(loop, stored, scales, coefficients, base, out, gradient):
     """Run a loop over all full groups on torch's threads; returns the sums, if it makes any."""
-    size = next(w.size for w in (base, gradient) if w is not None)
+    size = next(w.size for w in (out, gradient) if w is not None)
     groups, rows = size // GROUP, len(stored)
     pieces = -(-groups // PIECE)
     sums = numpy.zeros((pieces, rows))

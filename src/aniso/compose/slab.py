@@ -123,6 +123,7 @@ class Slab:
         out, flat = scratch("passing", self.shape, like.dtype, like.device), self._flat([grad])
         work = self._workspace(out)
         start, found = self._start(work), []
+        assert start is not None  # there is a base
         for (_, slot, span), values in zip(self.blocks, own, strict=True):
             total, source, target = flat.new_empty(slot.shape), start[span], work.view(-1)[span]
             for stack in self.store.stacks(slot, backward=True):
@@ -149,14 +150,17 @@ class Slab:
         with torch.no_grad(), torch.autocast(buffer.device.type, enabled=False):
             start, flat = self._start(work), work.view(-1)
             for (_, slot, span), values in zip(self.blocks, own, strict=True):
-                self._add(flat[span], start[span], slot, values.to(work.dtype))
+                self._add(flat[span], None if start is None else start[span], slot, values.to(work.dtype))
             self._finish(buffer, work)
 
-    def _start(self, work: Tensor) -> Tensor:
-        """Where sums begin, flat: the base, if it is one tensor that they fill, or a copy of it."""
+    def _start(self, work: Tensor) -> Tensor | None:
+        """Where sums begin, flat: the base, if it is one tensor that they fill, or a copy; none is zero."""
         base, flat = self.base[0], work.view(-1)
         filled = sum(span.stop - span.start for _, _, span in self.blocks) == work.numel()
-        usual = len(self.windows) == 1 and filled and not self._turned and self._sharding is None
+        usual = filled and self._sharding is None
+        if usual and all(own is None for own in self.base):
+            return None
+        usual = usual and len(self.windows) == 1 and not self._turned
         if usual and base is not None and base.is_contiguous() and base.numel() == work.numel():
             return base.detach().view(-1)
         for window, own in zip(self.windows, self.base, strict=True):
@@ -166,7 +170,7 @@ class Slab:
                 window.of(work).copy_(own)
         return flat
 
-    def _add(self, flat: Tensor, start: Tensor, slot: Slot, values: Tensor) -> None:
+    def _add(self, flat: Tensor, start: Tensor | None, slot: Slot, values: Tensor) -> None:
         own = self._sharding.own(slot, flat) if self._sharding else flat
         source = own if self._sharding else start
         for stack in self.store.stacks(slot):

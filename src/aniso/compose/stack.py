@@ -56,15 +56,19 @@ class Stack(ABC):
             return  # adding zeros would turn -0.0 into 0.0, and zero must give the base bit for bit
         self._add(out, own, division)
 
-    def write_to(self, out: Tensor, base: Tensor, coefficients: Tensor, division: Division) -> None:
-        """``out = base + sum of coefficient * delta``, in one pass where that can be; base may be out."""
+    def write_to(self, out: Tensor, base: Tensor | None, coefficients: Tensor, division: Division) -> None:
+        """``out = base + sum of coefficient * delta``, in one pass where that can be.
+
+        The base may be ``out``; none is zero.
+        """
         own = coefficients[list(self.vectors)]
-        if not (
-            self.numel and isinstance(division, Undivided) and bool(own.any()) and self._wrote(out, base, own)
-        ):
-            if base.data_ptr() != out.data_ptr():
-                out.copy_(base)
-            self.add_to(out, coefficients, division)
+        if self.numel and isinstance(division, Undivided) and bool(own.any()) and self._wrote(out, base, own):
+            return
+        if base is None:
+            out.zero_()
+        elif base.data_ptr() != out.data_ptr():
+            out.copy_(base)
+        self.add_to(out, coefficients, division)
 
     def write_and_dots(
         self, out: Tensor, base: Tensor, coefficients: Tensor, gradient: Tensor, division: Division
@@ -84,7 +88,7 @@ class Stack(ABC):
         """Do both at once, if there is a way."""
         return None
 
-    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
+    def _wrote(self, out: Tensor, base: Tensor | None, own: Tensor) -> bool:
         """Write base and sum at once, if there is a way."""
         return False
 
@@ -149,11 +153,13 @@ class DenseStack(Stack):
         else:
             super()._add(out, own, division)
 
-    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
-        if self._is_fast(self.values, out, base):
+    def _wrote(self, out: Tensor, base: Tensor | None, own: Tensor) -> bool:
+        if self._is_fast(self.values, out, *_given(base)):
             fast.add(out, base, self.values, own[:, 0])
             return True
-        if self.values.dtype == out.dtype == base.dtype and not goes_in_turn(out):
+        if base is None or goes_in_turn(out):
+            return False
+        if self.values.dtype == out.dtype == base.dtype:
             torch.addmv(base, self.values.T, own[:, 0], out=out)
             return True
         return False
@@ -245,13 +251,13 @@ class PackedStack(Stack):
         else:
             self._write(out, out, own)
 
-    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
-        if not self._is_fast(self.codes, out, base):
+    def _wrote(self, out: Tensor, base: Tensor | None, own: Tensor) -> bool:
+        if not self._is_fast(self.codes, out, *_given(base)):
             return False
         self._write(out, base, own)
         return True
 
-    def _write(self, out: Tensor, base: Tensor, own: Tensor) -> None:
+    def _write(self, out: Tensor, base: Tensor | None, own: Tensor) -> None:
         scaled = own[:, 0] * self.factors.to(own.dtype)
         fast.add(out, base, self.codes, scaled, self.packing, self.scales)
         self._add_mean(out, scaled)
@@ -334,8 +340,10 @@ class LowRankStack(Stack):
             matrix[factors.start : factors.stop].addmm_(b, factors.a.to(out.dtype))
         return None
 
-    def _wrote(self, out: Tensor, base: Tensor, own: Tensor) -> bool:
-        if len(self.factors) != 1 or self.factors[0].b.shape[0] != self.shape[0] or base.dtype != out.dtype:
+    def _wrote(self, out: Tensor, base: Tensor | None, own: Tensor) -> bool:
+        if len(self.factors) != 1 or self.factors[0].b.shape[0] != self.shape[0]:
+            return False
+        if base is None or base.dtype != out.dtype:
             return False
         b = self.factors[0].b.to(out.dtype) * self.factors[0].scaled(own[:, 0])
         torch.addmm(base.view(self.shape), b, self.factors[0].a.to(out.dtype), out=out.view(self.shape))
@@ -454,6 +462,10 @@ def _factors(deltas: list[LowRank]) -> list[Factors]:
             )
         )
     return out
+
+
+def _given(base: Tensor | None) -> list[Tensor]:
+    return [] if base is None else [base]
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

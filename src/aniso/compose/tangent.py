@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from aniso.compose.attention import self_attention
+from aniso.compose.dual import by_hand
 from aniso.compose.engine import Engine
 from aniso.errors import UsageError
 
@@ -51,7 +52,7 @@ class Tangent(nn.Module):
     _base: dict[str, Tensor]
 
     def forward(self, *args: Any) -> Any:
-        with _differentiable_forward(), forward_ad.dual_level(), _Flat():
+        with _differentiable_forward(), forward_ad.dual_level(), _ByHand():
             pairs = zip(self.names, self.tau, strict=True)
             duals = {name: forward_ad.make_dual(self._base[name], tau) for name, tau in pairs}  # type: ignore[no-untyped-call]
             return _mapped(torch.func.functional_call(self._module, duals, args), linearised)
@@ -71,7 +72,7 @@ def run_tangent(
     result: Callable[[Tensor], Tensor],
 ) -> Any:
     """Run the model with weights that carry these tangents; ``result`` says what to make of outputs."""
-    with _differentiable_forward(), forward_ad.dual_level(), _Flat():
+    with _differentiable_forward(), forward_ad.dual_level(), _ByHand():
         duals = {k: forward_ad.make_dual(engine.base[k], t) for k, t in tangents.items()}  # type: ignore[no-untyped-call]
         try:
             engine.put(duals)
@@ -117,14 +118,18 @@ def _mapped(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     )
 
 
-class _Flat(TorchFunctionMode):
-    """Linear layers on matrices: for more dimensions torch's derivative multiplies sample by sample."""
+class _ByHand(TorchFunctionMode):
+    """Takes layers that have a faster derivative than torch's to it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        found: Any = by_hand(func, args, kwargs)
+        if found is not None:
+            return found
         if func is F.linear and args and args[0].dim() > 2:
+            # as a matrix: for more dimensions torch's derivative multiplies sample by sample
             x = args[0]
             y = F.linear(x.reshape(-1, x.shape[-1]), *args[1:], **kwargs)
             return y.view(*x.shape[:-1], -1)
