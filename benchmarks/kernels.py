@@ -3,9 +3,9 @@
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
 Twelve blocks of 3072 x 768, together far larger than any cache, of 8 or 21 vectors. *Reading* is a sum over
-all that is stored, by torch, and nothing else. *Adding* composes a weight, *multiplying* gives the gradient of
-its coefficients, *both* does so in one pass. All take turns within a round; numbers are medians over rounds,
-in GB of stored vectors a second.
+all that is stored, by torch, and nothing else. *Adding* composes a weight, *multiplying* gives the gradient
+of its coefficients, *both* does so in one pass. All take turns within a round; numbers are medians over
+rounds, in GB of stored vectors a second.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:
 
 def compose_in_passing(monkeypatch: Any) -> None:
     """Let there be room for vectors and none for composed weights, however small the model."""
-    monkeypatch.setattr(plan, "_composed_bytes", lambda *_: (2**60, 0))
+    monkeypatch.setattr(plan, "_composed_bytes", lambda *_: (2**60, 0))  # what is kept, and what passes
 
 
 def low_rank(

@@ -204,6 +204,30 @@ def test_every_storage_is_read_exactly(storage, partition, directory):
         assert bool(comp.plan.resident) != runtime.stream
 
 
+CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a graphics card")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CARD)])
+@pytest.mark.parametrize("way", ["resident", "streamed", "in passing"])
+@pytest.mark.parametrize("storage", ["fp32", "int8", "residual4"])
+def test_a_graphics_card_gives_the_same(storage, way, device, directory, monkeypatch):
+    model, run, x, _ = family("open_clip")
+    bank = stored("open_clip", storage, directory)
+    outcomes = []
+    if way == "in passing":
+        naive.compose_in_passing(monkeypatch)
+    for place in ("cpu", device):
+        wide = naive.double(model).to(place)
+        comp = Composition(wide, bank, Partition.random(7, 0), runtime=Runtime(stream=way == "streamed"))
+        naive.randomise(comp)
+        with comp.composed() as m:
+            y = run(m, x.double().to(place))
+        naive.probe(y).backward()
+        assert comp.values.grad.device.type == place
+        outcomes.append((y.detach().cpu(), comp.values.grad.cpu()))
+    assert all(naive.close(a, b) for a, b in zip(*outcomes, strict=True))
+
+
 @pytest.mark.parametrize("storage", ["fp32", "int4", "residual2"])
 @pytest.mark.parametrize("name", ["open_clip", "hugging face"])
 def test_packed_query_key_and_value(name, storage, tmp_path, monkeypatch):

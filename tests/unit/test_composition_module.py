@@ -70,17 +70,24 @@ def small(dropout=0.0):
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
 Z = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 BANKS = {"dense": bank_of, "low-rank": low_rank_bank_of}
-COMPOSING = [*BANKS, "dense in passing"]  # what is low-rank is added to what layers give, if there is no room
 
 
-@pytest.fixture(params=[*COMPOSING, "low-rank in passing"])
-def comp(request, monkeypatch):
+@pytest.fixture(autouse=True, params=["kept", "in passing"])
+def weights(request, monkeypatch):
+    """Everything here holds for weights that are kept composed and for those that are not."""
+    if request.param == "in passing":
+        naive.compose_in_passing(monkeypatch)
+    return request.param
+
+
+KEPT = pytest.mark.parametrize("weights", ["kept"], indirect=True)
+
+
+@pytest.fixture(params=BANKS)
+def comp(request):
     """A composition in float64 over dense or low-rank vectors, away from zero."""
     model = small()
-    if "passing" in request.param:
-        naive.compose_in_passing(monkeypatch)
-    made = Composition(model.double(), BANKS[request.param.removesuffix(" in passing")](model))
-    assert bool(made.plan.passing) == ("passing" in request.param)
+    made = Composition(model.double(), BANKS[request.param](model))
     naive.randomise(made)
     return made
 
@@ -181,7 +188,7 @@ def test_the_base_is_not_copied():
 # when it composes
 
 
-@pytest.mark.parametrize("comp", COMPOSING, indirect=True)
+@KEPT
 def test_the_same_values_are_composed_once(comp, fills):
     loss(comp, X)
     count = len(fills)
@@ -281,8 +288,8 @@ def test_dense_vectors_go_back_through_the_old_weights():
     assert naive.close(comp.values.grad, gradient)
 
 
+@KEPT
 @torch.no_grad()
-@pytest.mark.parametrize("comp", COMPOSING, indirect=True)
 def test_an_interrupted_composition_is_not_taken_for_the_last_one(comp, monkeypatch):
     x = X.double()
     values, y = comp.values.clone(), comp(x)
@@ -896,6 +903,7 @@ def test_the_gradient_of_a_weight_is_gone_when_it_was_used(monkeypatch):
         assert all(t.is_leaf is False and t.retains_grad is False for t in tensors)
 
 
+@KEPT
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("kind", BANKS)
 def test_buffers_are_used_again(kind, keeps):
@@ -917,6 +925,7 @@ def test_buffers_are_used_again(kind, keeps):
     assert len(places) == 1
 
 
+@KEPT
 def test_buffers_of_weights_that_are_not_used_are_used_again():
     model = small()
     comp = Composition(model, bank_of(model))
@@ -931,6 +940,7 @@ def test_buffers_of_weights_that_are_not_used_are_used_again():
     assert len(places) == 1
 
 
+@KEPT
 def test_forward_passes_without_backward_use_one_buffer():
     """Validation without no_grad: nobody holds the old outputs, so nothing has to be kept."""
     model = small()

@@ -110,3 +110,9 @@ def test_inputs_that_take_gradients_are_left_to_torch():
 
 def test_functions_without_a_derivative_by_hand_are_left_to_torch():
     assert by_hand(F.gelu, (numbers(3, seed=0),), {}) is None
+
+
+def test_autocast_is_left_to_torch():
+    x, w = numbers(4, 3, seed=0).float(), numbers(5, 3, seed=1).float()
+    with forward_ad.dual_level(), torch.autocast("cpu", torch.bfloat16):
+        assert by_hand(F.linear, (x, forward_ad.make_dual(w, w)), {}) is None

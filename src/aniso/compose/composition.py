@@ -154,10 +154,10 @@ class Composition(nn.Module):
             self.bank, self.slots, self.runtime, self.values.device, itemsize, world, self._can_pass()
         )
 
-    def _can_pass(self) -> frozenset[str]:
-        """Blocks that need not be kept composed."""
+    def _can_pass(self) -> dict[str, int]:
+        """Blocks that need not be kept composed, and how large their tensors are."""
         if self.linearised or self._mesh is not None:
-            return frozenset()
+            return {}
         return passing_blocks(self.layout, self.slots, self._places)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,6 +209,7 @@ class Composition(nn.Module):
                 store,
                 differences=self.linearised,
                 passing=store.plan.passing,
+                answers_pass=store.plan.answers_pass,
                 sharding=sharding,
             )
         self._engine.install(self.values)

@@ -1,8 +1,8 @@
 """Forward derivatives of the layers that a linearised transformer spends its time in, and their way back.
 
 Torch's own are right and slow: each is a chain of tensors as large as the layer's output, all kept for the
-backward pass. Norms, softmax and activations are symmetric maps of what goes in at a fixed point, so the
-kernel of torch's backward pass is also the derivative forward. Whatever is not here, or not as plain as here,
+backward pass. Norms and softmax are symmetric maps of what goes in at a fixed point, so the kernel of torch's
+backward pass is also the derivative forward. Whatever is not here, or not as plain as here,
 is left to torch.
 """
 
@@ -28,6 +28,8 @@ def by_hand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor 
     own = _LAYERS.get(func)
     if own is None or torch._C._are_functorch_transforms_active():
         return None
+    if any(isinstance(a, Tensor) and torch.is_autocast_enabled(a.device.type) for a in args):
+        return None  # which knows nothing of sums in place
     return own(*args, **kwargs)
 
 

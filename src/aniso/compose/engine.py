@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from itertools import islice
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from aniso.compose.division import Undivided
 from aniso.compose.factored import FactoredLayer, Factorisation
@@ -44,11 +43,13 @@ class Engine:
         *,
         differences: bool,
         passing: frozenset[str] = frozenset(),
+        answers_pass: bool = False,
         sharding: Sharding | None = None,
     ) -> None:
         """``differences`` leaves the base out: the sum of coefficient * delta alone is composed.
 
-        Blocks in ``passing`` are composed when their layer runs, and not kept.
+        Blocks in ``passing`` are composed when their layer runs, and not kept; without a graph only if
+        ``answers_pass``, since the same coefficients then serve many batches.
         """
         self._places = places
         self._slots = slots
@@ -63,6 +64,7 @@ class Engine:
             if not differences:
                 self._factored[id(slab)] = _factorisations(slab, store)
         self._passing = passing
+        self._answers_pass = answers_pass
         self._differences = differences
         self._sharding = sharding
         self._in_place: tuple[Tensor, bool, Tensor, int] | None = None
@@ -153,7 +155,9 @@ class Engine:
         """``fixed`` are the coefficients' values, which stay what they are."""
         like = self.base[slab.windows[0].key]
         connected = [partial(_connected, slab, coefficients, like, i) for i in range(len(slab.windows))]
-        passing = self._passing_layer(slab, coefficients, fixed)
+        passing = (
+            self._passing_layer(slab, coefficients, fixed) if wants_graph or self._answers_pass else None
+        )
         made = self._factored.get(id(slab), [])
         if made and wants_graph:
             return [
@@ -163,7 +167,7 @@ class Engine:
                         self.base[window.key],
                         factorisation,
                         coefficients[slab.blocks[0][0]],
-                        passing or _Ordinary(connected[i]),
+                        passing or KeptLayer(connected[i]),
                         None if passing else cache(partial(_composed, slab, coefficients, like, i)),
                     ),
                     connected[i],
@@ -177,48 +181,47 @@ class Engine:
         if not wants_graph:
             return slab.composed(coefficients, like)
         return [
-            self._kept(window, tensor)
+            self._for_layer(window, tensor)
             for window, tensor in zip(slab.windows, slab.connected(coefficients, like), strict=True)
         ]
 
-    def _kept(self, window: Window, tensor: Tensor) -> Tensor:
+    def _for_layer(self, window: Window, tensor: Tensor) -> Tensor:
         if self._differences or tensor.device.type != "cpu" or tensor.ndim != 2:
             return tensor
         if not _is_layers(self._places[window.key]):
             return tensor
-        layer = KeptLayer(tensor)
-        return LayerWeight.made(self.base[window.key], layer, layer.weight)
+        layer = KeptLayer(lambda: tensor)
+        return LayerWeight.made(tensor, layer, layer.weight)
 
     def _passing_layer(
         self, slab: Slab, coefficients: list[Tensor], fixed: list[Tensor]
     ) -> PassingLayer | None:
         if slab.blocks[0][1].block.name not in self._passing:
             return None
+        slab.let_go()
         own = [i for i, _, _ in slab.blocks]
         base = self.base[slab.windows[0].key]
-        return PassingLayer(slab, base, [coefficients[i] for i in own], [fixed[i] for i in own])
+        return PassingLayer(
+            slab,
+            base,
+            [coefficients[i] for i in own],
+            [fixed[i] for i in own],
+            partial(_connected, slab, coefficients, base, 0),
+        )
 
 
-@final
-@dataclass(frozen=True)
-class _Ordinary:
-    """A linear layer with an ordinary weight, made when it is needed."""
+def passing_blocks(layout: Layout, slots: Slots, places: Places) -> dict[str, int]:
+    """Blocks that can be composed when their layer runs: those of matrices that are one layer's alone.
 
-    weight: Callable[[], Tensor]
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, self.weight(), bias)
-
-
-def passing_blocks(layout: Layout, slots: Slots, places: Places) -> frozenset[str]:
-    """Blocks that can be composed when their layer runs: those of matrices that are one layer's alone."""
-    return frozenset(
-        slot.block.name
+    With the number of elements of the matrix.
+    """
+    return {
+        slot.block.name: math.prod(shape)
         for shape, windows, blocks in slabs_of(layout, slots)
         if len(windows) == 1 and len(shape) == 2 and not windows[0].transposed
         if len(places[windows[0].key]) == 1 and _is_layers(places[windows[0].key])
         for _, slot, _ in blocks
-    )
+    }
 
 
 def _is_layers(places: list[tuple[nn.Module, str]]) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aniso.compose.layer_weight import Layer
+from aniso.compose.layer_weight import Layer, as_matrix
 from aniso.compose.lease import Lease
 from aniso.compose.stack import Factors
 from aniso.errors import UsageError
@@ -128,6 +128,9 @@ class FactoredLayer:
         self._composed = composed
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return as_matrix(self._on_matrix, x, bias)
+
+    def _on_matrix(self, x: Tensor, bias: Tensor | None) -> Tensor:
         made, coefficients = self._factorisation, self._coefficients
         if not made.rank:
             return F.linear(x, self._base, bias)

@@ -24,12 +24,21 @@ _ABOUT = {
         "layout",
         "grad_fn",
         "is_nested",
+        "is_cuda",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "itemsize",
+        "nbytes",
     )
-} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.stride}
+} | {
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size, Tensor.__len__),
+    *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous),
+}
 
 
 Layer = Callable[[Tensor, Tensor | None], Tensor]
-"""What a linear layer does with its input, a matrix, and its bias."""
+"""What a linear layer does with its input and its bias."""
 
 
 @final
@@ -40,9 +49,13 @@ class LayerWeight(Tensor):
     _connected: Callable[[], Tensor]
 
     @staticmethod
-    def made(base: Tensor, layer: Layer, connected: Callable[[], Tensor]) -> LayerWeight:
-        """``connected`` gives an ordinary tensor; it is called for every use but that of a linear layer."""
-        weight = base.detach().as_subclass(LayerWeight)
+    def made(like: Tensor, layer: Layer, connected: Callable[[], Tensor]) -> LayerWeight:
+        """``connected`` gives an ordinary tensor; it is called for every use but that of a linear layer.
+
+        What does not ask tensors how they want to be treated (a custom function's ``apply``, compiled
+        extensions) sees ``like``: the composed tensor itself where there is one, and else the base.
+        """
+        weight = like.as_subclass(LayerWeight)
         weight._layer = layer
         weight._connected = connected
         return weight
@@ -67,9 +80,13 @@ class LayerWeight(Tensor):
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     if not isinstance(weight, LayerWeight):
         return F.linear(_plain(input), weight, _plain(bias))
-    # as a matrix: with a weight that takes no gradient, torch would multiply sample by sample
-    x = input.reshape(-1, input.shape[-1])
-    return weight._layer(x, bias).view(*input.shape[:-1], weight.shape[0])
+    return weight._layer(input, bias)
+
+
+def as_matrix(layer: Layer, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Of a layer for matrices: with a weight that takes no gradient, torch multiplies sample by sample."""
+    y = layer(x.reshape(-1, x.shape[-1]), bias)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _plain(value: Any) -> Any:

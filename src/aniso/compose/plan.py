@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -33,9 +34,11 @@ class Plan:
     blocks: tuple[BlockPlan, ...]
     budget: int
     composed: int
-    """Bytes of composed weights: of those that are kept, and of the largest that is not."""
+    """Bytes that composed weights take at most."""
     passing: frozenset[str]
-    """Blocks that are composed whenever their layer runs, and not kept."""
+    """Blocks that are composed whenever their layer runs, and not kept, while coefficients are learned."""
+    answers_pass: bool
+    """Whether they are not kept either while they only answer, batch after batch."""
     buffers: int
     """Bytes that reading from disk takes beside, if anything is read from there."""
     coefficients: int
@@ -51,10 +54,10 @@ class Plan:
         device: torch.device,
         itemsize: int = 4,
         world: int = 1,
-        can_pass: frozenset[str] = frozenset(),
+        can_pass: Mapping[str, int] | None = None,
     ) -> Plan:
-        """``world`` processes hold a share of the vectors each. Blocks that ``can_pass`` are kept composed
-        if there is room for that; before that, there should be room for the vectors.
+        """``world`` processes hold a share of the vectors each. Blocks that ``can_pass``, with the size of
+        their tensors, are kept composed if there is room for that when vectors have theirs.
         """
         sizes = {s.block.name: -(-bank.block_bytes(s.block.name) // world) for s in slots.blocks}
         budget = runtime.budget(device)
@@ -62,9 +65,9 @@ class Plan:
         read = [min(size, max(CHUNK, size // vectors[name])) for name, size in sizes.items()]
         buffers = 2 * max(read, default=0)  # of one block: a portion that is used, and one that is read
         total = sum(sizes.values())
-        composed, least = _composed_bytes(slots, itemsize, can_pass)
-        passes = least < composed and (runtime.stream or composed + total > budget)
-        composed = least if passes else composed
+        kept, passed = _composed_bytes(slots, itemsize, can_pass or {})
+        passes = passed < kept and (runtime.stream or kept + total > budget)
+        composed = passed if passes else kept
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:
             least = composed + (buffers if runtime.stream else min(total, buffers))
@@ -76,6 +79,10 @@ class Plan:
                 found=f"{show_bytes(budget)}",
                 fix=f"--memory {-(-least // 10**6)}MB, or a smaller model",
             )
+        # vectors that are read from disk would be read for every batch that is only answered
+        answers_pass = passes and (fits or kept + buffers > budget)
+        if passes and not answers_pass:
+            composed = kept
         left = budget - composed - (0 if fits else buffers)
         plans = []
         for name, size in sizes.items():
@@ -87,7 +94,8 @@ class Plan:
             tuple(plans),
             budget,
             composed,
-            can_pass if passes else frozenset(),
+            frozenset(can_pass or {}) if passes else frozenset(),
+            answers_pass,
             buffers,
             slots.count,
             storage,
@@ -114,7 +122,10 @@ class Plan:
 
     @property
     def _passing(self) -> str:
-        return f", of which {len(self.passing)} are composed anew in every pass" if self.passing else ""
+        if not self.passing:
+            return ""
+        when = "in every pass" if self.answers_pass else "in every step of learning"
+        return f", of which {len(self.passing)} are composed anew {when}"
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -149,12 +160,10 @@ class Plan:
         return "\n".join(lines)
 
 
-def _composed_bytes(slots: Slots, itemsize: int, can_pass: frozenset[str]) -> tuple[int, int]:
-    """Of all composed weights; and of those that must be kept, with the largest of the others."""
+def _composed_bytes(slots: Slots, itemsize: int, can_pass: Mapping[str, int]) -> tuple[int, int]:
+    """Of all composed weights; and of those that must be kept, with what the others take in passing."""
     sizes = {slot.block.name: itemsize * slot.block.numel for slot in slots.blocks}
     kept = sum(size for name, size in sizes.items() if name not in can_pass)
-    # in 32 bits or more, beside its gradient
-    largest = max(
-        (s.block.numel * max(4, itemsize) for s in slots.blocks if s.block.name in can_pass), default=0
-    )
-    return sum(sizes.values()), kept + 2 * largest
+    # a weight and its gradient; in fewer bits than 32, also what these are made in
+    each = 2 * itemsize + (8 if itemsize < 4 else 0)
+    return sum(sizes.values()), kept + each * max(can_pass.values(), default=0)

@@ -31,7 +31,8 @@ class Runtime:
 
     memory: str | int | None = None
     """Bytes that composed weights and task vectors may take, such as ``"8GiB"``; most of what is free if
-    not said. What does not fit is read from disk as it is needed."""
+    not said. Where both do not fit, weights are composed as their layer runs; vectors that do not fit either
+    are read from disk as they are needed."""
     stream: bool = False
     """Read all task vectors from disk as they are needed, even if they would fit."""
     fast: bool = True

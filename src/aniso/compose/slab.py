@@ -88,6 +88,11 @@ class Slab:
             node._set_sequence_nr(_AT_ONCE)
         return tensors
 
+    def let_go(self) -> None:
+        """Of what was composed; who has a view of it keeps it."""
+        self._buffer = self._filled_with = None
+        self._leases.clear()
+
     def lease(self) -> Lease:
         """Keeps what is in the buffer now from being written over."""
         lease = Lease()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import final
@@ -51,6 +52,7 @@ class Store:
             b.block: _chunks(bank, self._slots[b.block], b.nbytes) for b in plan.blocks if not b.resident
         }
         self._ahead = _ReadAhead()
+        self._reading = threading.RLock()
         self._buffers = [ReadBuffer(), ReadBuffer()]  # of what is used, and of what is read ahead
 
     @property
@@ -64,8 +66,9 @@ class Store:
         if name in self._resident:
             yield from self._resident[name]
             return
-        for i in range(len(self._chunks[name])):
-            yield from self._ahead.get((name, i, backward), self._read)
+        with self._reading:  # what is read lies in one of two buffers
+            for i in range(len(self._chunks[name])):
+                yield from self._ahead.get((name, i, backward), self._read)
 
     def factored(self, slot: Slot) -> LowRankStack | None:
         """The one low-rank stack that a block consists of, if so."""

@@ -132,7 +132,7 @@ class _ByHand(TorchFunctionMode):
             # as a matrix: for more dimensions torch's derivative multiplies sample by sample
             x = args[0]
             y = F.linear(x.reshape(-1, x.shape[-1]), *args[1:], **kwargs)
-            return y.view(*x.shape[:-1], -1)
+            return y.view(*x.shape[:-1], y.shape[-1])
         if func is F.multi_head_attention_forward:
             with self:
                 found = self_attention(*args, **kwargs)
