@@ -412,7 +412,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--banks", type=Path, help="Keep the banks here and use them again.")
     parser.add_argument(
-        "--only", help="Measure only steps that have this case, and keep other results in --out."
+        "--only",
+        help="Only steps that have this case, or only 'peak' or 'parts'; other results in --out are kept.",
     )
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -440,8 +441,10 @@ def report(root: Path, rounds: int, out: Path | None, only: str | None) -> None:
             found = _in_process("timed", root, n, rounds, *cases)
             result["steps"][f"n = {n}: {', '.join(cases)}"] = found
             print_steps(n, found)
-    if only is None:
+    if only in (None, "peak"):
         measure_memory(root, result)
+    if only in (None, "parts"):
+        measure_parts(root, result)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
@@ -452,6 +455,9 @@ def measure_memory(root: Path, result: dict[str, Any]) -> None:
         str(n): {case: _in_process("peak", root, n, case) for case in cases} for n, cases in MEASURED.items()
     }
     print_peaks(result["peak"])
+
+
+def measure_parts(root: Path, result: dict[str, Any]) -> None:
     result["random_parts_ns"] = _in_process("parts", root)
     for name, ns in result["random_parts_ns"].items():
         print(f"parts {name:20s} {ns:7.1f} ns per element of the block, forward + backward, n = 8")

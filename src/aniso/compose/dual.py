@@ -155,10 +155,14 @@ def _attention(
     flat = [t.flatten(0, 1) for pair in pairs for t in pair if t is not None]
     q, dq, k, dk, v, dv = flat
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    q, dq = q * factor, dq * factor
-    shares = torch.softmax(torch.bmm(q, k.mT), dim=-1)
-    out = _with(torch.bmm(shares, v), _Attention.apply(q, k, v, shares, dq, dk, dv))
+    shares = torch.softmax(_scores(q, k, factor), dim=-1)
+    out = _with(torch.bmm(shares, v), _Attention.apply(q, k, v, shares, factor, dq, dk, dv))
     return out.view(*query.shape[:-1], value.shape[-1])
+
+
+def _scores(q: Tensor, k: Tensor, factor: float) -> Tensor:
+    """``factor * q k^T``, scaled as it is written."""
+    return torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=factor)
 
 
 def _softmax_moved(moved: Tensor, shares: Tensor) -> Tensor:
@@ -167,23 +171,30 @@ def _softmax_moved(moved: Tensor, shares: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """Of queries that are scaled already."""
-
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, shares: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        shares: Tensor,
+        factor: float,
+        dq: Tensor,
+        dk: Tensor,
+        dv: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, shares)
-        scores = torch.bmm(dq, k.mT).baddbmm_(q, dk.mT)
+        ctx.factor = factor
+        scores = _scores(dq, k, factor).baddbmm_(q, dk.mT, alpha=factor)
         return torch.bmm(_softmax_moved(scores, shares), v).baddbmm_(shares, dv)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, shares = ctx.saved_tensors
-        of_scores = _softmax_moved(torch.bmm(grad, v.mT), shares)
+        of_scores = _softmax_moved(_scores(grad, v, ctx.factor), shares)
         return (
-            *(None, None, None, None),
+            *(None, None, None, None, None),
             torch.bmm(of_scores, k),
             torch.bmm(of_scores.mT, q),
             torch.bmm(shares.mT, grad),
