@@ -155,9 +155,8 @@ class Engine:
         """``fixed`` are the coefficients' values, which stay what they are."""
         like = self.base[slab.windows[0].key]
         connected = [partial(_connected, slab, coefficients, like, i) for i in range(len(slab.windows))]
-        passing = (
-            self._passing_layer(slab, coefficients, fixed) if wants_graph or self._answers_pass else None
-        )
+        passes = wants_graph or self._answers_pass
+        passing = self._passing_layer(slab, coefficients, fixed) if passes else None
         made = self._factored.get(id(slab), [])
         if made and wants_graph:
             return [

@@ -70,15 +70,7 @@ class Plan:
         composed = passed if passes else kept
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:
-            least = composed + (buffers if runtime.stream else min(total, buffers))
-            raise ResourceError(
-                "PLAN-MEMORY",
-                "there is not enough memory for this composition, even if vectors are read from disk",
-                expected=f"at least {show_bytes(least)}: composed weights {show_bytes(composed)}, "
-                f"task vectors or buffers {show_bytes(least - composed)}",
-                found=f"{show_bytes(budget)}",
-                fix=f"--memory {-(-least // 10**6)}MB, or a smaller model",
-            )
+            raise _no_room(composed, buffers if runtime.stream else min(total, buffers), budget)
         # vectors that are read from disk would be read for every batch that is only answered
         answers_pass = passes and (fits or kept + buffers > budget)
         if passes and not answers_pass:
@@ -158,6 +150,18 @@ class Plan:
             path = "compiled (numba)" if self.fast else "plain torch; pip install 'aniso[fast]' is faster"
             lines.append(f"few-bit path   {path}")
         return "\n".join(lines)
+
+
+def _no_room(composed: int, vectors: int, budget: int) -> ResourceError:
+    least = composed + vectors
+    return ResourceError(
+        "PLAN-MEMORY",
+        "there is not enough memory for this composition, even if vectors are read from disk",
+        expected=f"at least {show_bytes(least)}: composed weights {show_bytes(composed)}, "
+        f"task vectors or buffers {show_bytes(vectors)}",
+        found=f"{show_bytes(budget)}",
+        fix=f"--memory {-(-least // 10**6)}MB, or a smaller model",
+    )
 
 
 def _composed_bytes(slots: Slots, itemsize: int, can_pass: Mapping[str, int]) -> tuple[int, int]:
