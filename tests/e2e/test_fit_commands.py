@@ -183,6 +183,7 @@ def test_a_plan_says_what_will_be_done_and_does_nothing(aniso, done, shelf, tmp_
     assert facts["vectors"] == ["cars", "dtd", "signs"]
     assert (facts["trainable"], facts["steps"], facts["tests"]) == (96, 4, {"photos": 5})
     assert facts["memory_bytes"] > 0 and facts["disk_bytes"] > 0
+    assert "in memory; weights kept" in facts["strategy"]
     said = aniso(*given)
     assert said.code == 0 and "photos (5 pictures)" in said.out and "record.json" in said.out
     assert contents(tmp_path) == before

@@ -38,6 +38,7 @@ def test_nothing_composed_is_left_after_a_step():
     comp = Composition(naive.double(model), bank_of(model))
     naive.randomise(comp)
     assert comp.plan.passing
+    assert "in memory; 2 weights composed anew in every pass" in comp.plan.strategy
     comp(X.double()).sum().backward()
     comp.weights()
     passing = [s for s in comp._engine.slabs if s.blocks[0][1].block.name in comp.plan.passing]
@@ -74,6 +75,7 @@ def test_vectors_from_disk_are_kept_composed_for_answers_if_there_is_room(tmp_pa
     comp = Composition(naive.double(model), bank, runtime=Runtime(stream=True))
     naive.randomise(comp)
     assert comp.plan.passing and not comp.plan.answers_pass and comp.plan.composed == 1000
+    assert "all from disk twice a step; 2 weights composed anew in every step of" in comp.plan.strategy
     with torch.no_grad():
         y = comp(X.double())
         count = len(reads)

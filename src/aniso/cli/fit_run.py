@@ -246,7 +246,7 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
     facts["disk_bytes"] = 3 * state + 4 * trainable if out is not None else 0
     facts["writes"] = RunDirectory.expected(setting) if out is not None else []
     if memory is not None:
-        facts["memory_bytes"] = memory.memory
+        facts |= {"memory_bytes": memory.memory, "strategy": memory.strategy}
     if how["json"]:
         show.as_json({"spec": setting.spec(), **facts})
         return

@@ -113,11 +113,25 @@ class Plan:
         return self.composed + self.resident_bytes + (self.buffers if streams else 0)
 
     @property
+    def strategy(self) -> str:
+        """How vectors and weights are kept, in a line."""
+        where = "in memory"
+        if len(self.resident) < len(self.blocks):
+            amount = show_bytes(self.streamed_bytes) if self.resident else "all"
+            where = f"{amount} from disk twice a step"
+        weights = (
+            f"{len(self.passing)} weights composed anew {self._when}" if self.passing else "weights kept"
+        )
+        code = "compiled code" if self.fast else "plain torch"
+        return f"task vectors as {', '.join(self.storage)}, {where}; {weights}; {code}"
+
+    @property
+    def _when(self) -> str:
+        return "in every pass" if self.answers_pass else "in every step of learning"
+
+    @property
     def _passing(self) -> str:
-        if not self.passing:
-            return ""
-        when = "in every pass" if self.answers_pass else "in every step of learning"
-        return f", of which {len(self.passing)} are composed anew {when}"
+        return f", of which {len(self.passing)} are composed anew {self._when}" if self.passing else ""
 
     def as_dict(self) -> dict[str, object]:
         return {
