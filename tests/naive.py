@@ -85,7 +85,7 @@ def gradient(composition: Composition, model: nn.Module, call: Call, x: Any) -> 
 def probe(y: Tensor) -> Tensor:
     """A number to differentiate, in which every output counts differently."""
     g = torch.Generator().manual_seed(5)
-    return (y * torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype)).sum()
+    return (y * torch.randn(y.shape, generator=g, dtype=torch.float64).to(y)).sum()
 
 
 def double(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from aniso.compose.layer_weight import Layer, as_matrix
 from aniso.compose.lease import Lease
-from aniso.compose.stack import Factors
+from aniso.compose.stacked_factors import StackedFactors
 from aniso.errors import UsageError
 
 
@@ -28,7 +28,7 @@ class Factorisation:
     """The factors over one weight matrix, and the choice of how to use them."""
 
     def __init__(
-        self, factors: Sequence[Factors], shape: tuple[int, int], rows: slice, *, transposed: bool
+        self, factors: Sequence[StackedFactors], shape: tuple[int, int], rows: slice, *, transposed: bool
     ) -> None:
         """``factors`` of a block, of which the weight is some rows; ``shape`` is the weight's."""
         self.shape = shape
@@ -48,7 +48,7 @@ class Factorisation:
         product = sum(2 * f.a.numel() * f.b.shape[0] for f in self.factors)
         return 2 * thin, product + thin, 2 * product + 2 * tokens * inputs * outputs
 
-    def pairs(self, dtype: torch.dtype) -> list[tuple[slice, Tensor, slice, Tensor, Factors]]:
+    def pairs(self, dtype: torch.dtype) -> list[tuple[slice, Tensor, slice, Tensor, StackedFactors]]:
         """For each group: outputs and ``b``, inputs and ``a``, with the weight ``b @ diag @ a``."""
         out = []
         for f in self.factors:

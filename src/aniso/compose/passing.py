@@ -43,7 +43,7 @@ class PassingLayer:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if torch._C._are_functorch_transforms_active():
-            raise _needs_room("transforms of functions")  # whose tensors cannot be composed into
+            raise _needs_room(self, "transforms of functions")  # whose tensors cannot be composed into
         return as_matrix(self._on_matrix, x, bias) if is_plain() else F.linear(x, self._connected(), bias)
 
     def _on_matrix(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,15 +78,16 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise _needs_room("second derivatives (create_graph=True)")
+            raise _needs_room(ctx.layer, "second derivatives (create_graph=True)")
         with torch.autocast(grad.device.type, enabled=False):
             return _gradients(ctx, grad)
 
 
-def _needs_room(what: str) -> UsageError:
+def _needs_room(layer: PassingLayer, what: str) -> UsageError:
     return UsageError(
         "USAGE",
         f"{what} do not go through weights that are composed in passing",
+        key=layer.slab.windows[0].key,
         fix="leave that out, or allow more memory, so that composed weights are kept: Runtime(memory=...)",
     )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aniso.compose import fast
 from aniso.compose.division import Division, Undivided, goes_in_turn
+from aniso.compose.stacked_factors import StackedFactors, stacked_factors
 from aniso.vectors import Delta, Dense, LowRank, Packed, Packing
 from aniso.vectors.packing import GROUP
 
@@ -293,12 +294,16 @@ class PackedStack(Stack):
 class LowRankStack(Stack):
     """Products ``b @ a`` that are never formed for a vector; all vectors' factors lie side by side.
 
-    Factors that fill the same rows of the block make up a ``Factors``; a block whose query, key and value
-    have adapters of their own has three.
+    Factors that fill the same rows of the block are stacked; a block whose query, key and value have adapters
+    of their own has three such stacks.
     """
 
     def __init__(
-        self, vectors: tuple[int, ...], shape: tuple[int, int], factors: Sequence[Factors], offset: int = 0
+        self,
+        vectors: tuple[int, ...],
+        shape: tuple[int, int],
+        factors: Sequence[StackedFactors],
+        offset: int = 0,
     ) -> None:
         """``shape`` is that of the rows the stack is over."""
         self.vectors = vectors
@@ -361,50 +366,6 @@ class LowRankStack(Stack):
         return total.unsqueeze(1)
 
 
-@final
-class Factors:
-    """Concatenated low-rank factors over rows ``start`` to ``stop``; ``owner`` is the vector of each rank."""
-
-    def __init__(self, start: int, b: Tensor, a: Tensor, scale: Tensor, owner: Tensor) -> None:
-        self.start = start
-        self.stop = start + b.shape[0]
-        self.b = b
-        self.a = a
-        self.scale = scale
-        self.owner = owner
-
-    def cut(self, first: int, last: int) -> Factors:
-        low, high = max(first, self.start), min(last, self.stop)
-        return Factors(
-            low - first, self.b[low - self.start : high - self.start], self.a, self.scale, self.owner
-        )
-
-    def to(self, device: torch.device) -> Factors:
-        moved = (t.to(device) for t in (self.b, self.a, self.scale, self.owner))
-        return Factors(self.start, *moved)
-
-    def scaled(self, coefficients: Tensor) -> Tensor:
-        """One number for each rank: its vector's coefficient times its scale."""
-        return coefficients[self.owner] * self.scale.to(coefficients.dtype)
-
-    def by_vector(self, products: Tensor, vectors: int) -> Tensor:
-        """Sums over the ranks of each vector; ranks are sorted by vector, so no scattering is needed."""
-        running = (products.double() * self.scale).cumsum(0)  # in double, where differences lose nothing
-        ends = torch.searchsorted(self.owner, torch.arange(vectors + 1, device=self.owner.device))
-        return torch.nn.functional.pad(running, (1, 0))[ends].diff().to(products.dtype)
-
-    def fill(self, tile: Tensor, rows: slice) -> None:
-        """Add each vector's product to its row of a tile, which has the block's rows ``rows``."""
-        low, high = max(rows.start, self.start), min(rows.stop, self.stop)
-        if low >= high:
-            return
-        b = self.b[low - self.start : high - self.start].to(tile.dtype) * self.scale.to(tile.dtype)
-        a = self.a.to(tile.dtype)
-        for vector, target in enumerate(tile):
-            own = self.owner == vector
-            target[low - rows.start : high - rows.start].addmm_(b[:, own], a[own])
-
-
 def stacks_of(deltas: Mapping[str, Delta], index: Mapping[str, int]) -> list[Stack]:
     """The deltas of a block as few stacks; ``index`` is each vector's row in the block's coefficients."""
     groups: dict[object, list[tuple[int, Delta]]] = {}
@@ -441,27 +402,7 @@ def _stack(vectors: tuple[int, ...], deltas: list[Delta]) -> Stack:
     low_rank = [d for d in deltas if isinstance(d, LowRank)]
     shape = low_rank[0].shape
     rows = shape[0] if shape else 1
-    return LowRankStack(vectors, (rows, math.prod(shape) // max(1, rows)), _factors(low_rank))
-
-
-def _factors(deltas: list[LowRank]) -> list[Factors]:
-    places: dict[tuple[int, int], list[tuple[int, Tensor, Tensor, float]]] = {}
-    for i, delta in enumerate(deltas):
-        for term in delta.terms:
-            places.setdefault((term.start, term.stop), []).append((i, term.b, term.a, term.scale))
-    out = []
-    for (start, _), terms in sorted(places.items()):
-        ranks = torch.tensor([a.shape[0] for _, _, a, _ in terms])
-        out.append(
-            Factors(
-                start,
-                torch.cat([b for _, b, _, _ in terms], dim=1),
-                torch.cat([a for _, _, a, _ in terms]),
-                torch.tensor([scale for *_, scale in terms], dtype=torch.float64).repeat_interleave(ranks),
-                torch.tensor([i for i, *_ in terms]).repeat_interleave(ranks),
-            )
-        )
-    return out
+    return LowRankStack(vectors, (rows, math.prod(shape) // max(1, rows)), stacked_factors(low_rank))
 
 
 def _given(base: Tensor | None) -> list[Tensor]:
