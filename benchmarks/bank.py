@@ -113,7 +113,7 @@ def time_reads(root: Path, rounds: int) -> dict[str, dict[str, float]]:
     from aniso.vectors import Bank
 
     torch.set_num_threads(2)
-    banks = {storage: Bank.open(root / f"bank-{storage}") for storage in STORAGES}
+    banks = {storage: Bank.load(root / f"bank-{storage}") for storage in STORAGES}
     times: dict[str, dict[str, list[float]]] = {s: {"read": [], "dense": []} for s in STORAGES}
     for _ in range(rounds):
         for storage, bank in banks.items():

@@ -81,7 +81,7 @@ def _low_rank(shape: tuple[int, ...], rank: int, seed: int) -> Any:
     return LowRank(shape, tuple(terms))
 
 
-def make_banks(root: Path) -> None:
+def make_banks(root: Path, storages: tuple[str, ...] = STORAGES, ranks: tuple[int, ...] = RANKS) -> None:
     """One bank for each storage, of the same vectors, and one for each rank."""
     import torch
 
@@ -101,11 +101,11 @@ def make_banks(root: Path) -> None:
         )
         for i in range(VECTORS)
     }
-    for storage in STORAGES:
+    for storage in storages:
         Bank(vectors).save(root / storage, storage=storage)
     matrices = [b for b in blocks.layout.blocks if ".attn." in b.name or ".mlp." in b.name]
     matrices = [b for b in matrices if len(b.shape) == 2]
-    for rank in RANKS:
+    for rank in ranks:
         adapters = {}
         for i in range(VECTORS):
             cells = {b.name: partial(_low_rank, b.shape, rank, 1000 * i + k) for k, b in enumerate(matrices)}
@@ -220,9 +220,9 @@ def our_step(
         Linearised(model) if linear else model,
         _bank(root, storage, n),
         Partition.parse(partition),
-        runtime=Runtime(**runtime),
+        runtime=Runtime(**runtime, keep_freed=True),
     )
-    assert bool(composition.plan.passing) == ("memory" in runtime or "stream" in runtime)
+    assert bool(composition.plan.recomputed) == ("memory" in runtime or "stream" in runtime)
 
     def step() -> None:
         _move(composition.values)
@@ -237,7 +237,7 @@ def _bank(root: Path, storage: str, n: int) -> Any:
     """One bank for all cases of a process; 32-bit vectors, the largest, are in memory once for all."""
     from aniso.vectors import Bank
 
-    bank = Bank.open(root / storage)
+    bank = Bank.load(root / storage)
     chosen = bank.only(*bank.names[:n])
     if storage == "fp32" and not STREAMING:
         read = cache(chosen.read_block)
@@ -354,8 +354,8 @@ def random_parts(root: Path) -> dict[str, Any]:
     """Nanoseconds per element of a block, forward and backward, n = 8, for several numbers of parts."""
     import torch
 
-    from aniso.compose.partition import Partition
-    from aniso.compose.stack import DenseStack
+    from aniso.compose import Partition
+    from aniso.compose._engine.delta_stack import DenseStack
     from aniso.vectors import Block, Kind
 
     torch.set_num_threads(2)
@@ -365,16 +365,16 @@ def random_parts(root: Path) -> dict[str, Any]:
     stack = DenseStack(tuple(range(n)), deltas)
     steps: dict[str, Step] = {}
     for parts in (1, 20, 1200):
-        division = Partition.random(parts, 0).division(block)
-        values = torch.randn(n, division.count, generator=g)
+        partition = Partition.random(parts, 0).for_block(block)
+        values = torch.randn(n, partition.count, generator=g)
 
-        def step(division: Any = division, values: Any = values) -> None:
-            stack.add_to(out, values, division)
-            stack.dots(grad, division)
+        def step(partition: Any = partition, values: Any = values) -> None:
+            stack.add_to(out, values, partition)
+            stack.dots(grad, partition)
 
         steps[str(parts)] = step
     for parts in (5, 20):
-        index = Partition.random(parts, 0).division(block).part_of()
+        index = Partition.random(parts, 0).for_block(block).part_of()
         masks = torch.nn.functional.one_hot(index, parts).T.float()
 
         def masked(masks: Any = masks) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aniso.compose import fast
+from aniso.compose._kernels import dispatch
 from aniso.vectors import Packing
 
 BLOCKS, NUMEL = 12, 3072 * 768
@@ -51,16 +51,16 @@ def passes(form: torch.dtype | int, n: int) -> tuple[float, dict[str, Callable[[
 
     def add() -> None:
         for out, base, (numbers, packing, scales) in zip(outs, bases, blocks, strict=True):
-            fast.add(out, base, numbers, coefficients, packing, scales)
+            dispatch.add(out, base, numbers, coefficients, packing, scales)
 
     def multiply() -> None:
         for gradient, (numbers, packing, scales) in zip(gradients, blocks, strict=True):
-            fast.dots(numbers, gradient, packing, scales)
+            dispatch.dots(numbers, gradient, packing, scales)
 
     def both() -> None:
         for out, base, gradient, block in zip(outs, bases, gradients, blocks, strict=True):
             numbers, packing, scales = block
-            fast.add_and_dots(out, base, numbers, coefficients, gradient, packing, scales)
+            dispatch.add_and_dots(out, base, numbers, coefficients, gradient, packing, scales)
 
     size = sum(t.numel() * t.element_size() for block in blocks for t in block if isinstance(t, Tensor))
     return size / 1e9, {"reading": read, "adding": add, "multiplying": multiply, "both": both}

@@ -85,7 +85,7 @@ def groups(model: Any, bank: Any) -> dict[str, dict[str, float]]:
         for x in pictures():
             (composition(x).square().mean() / BATCHES).backward()
         assert composition.values.grad is not None
-        labels = composition.slots.labels()
+        labels = composition.index.labels()
         for (name, block, _), value in zip(labels, composition.values.grad.tolist(), strict=True):
             found[name][block] = value
     return found
@@ -95,7 +95,7 @@ def once(root: Path, which: str, procedure: str) -> dict[str, Any]:
     from aniso.vectors import Bank
 
     kind, count = CASES[which]
-    model, bank = encoder(), Bank.open(root / f"{kind}-{count}")
+    model, bank = encoder(), Bank.load(root / f"{kind}-{count}")
     bank.over(_weights(model))  # hashed before the clock starts, for both
     before, begun = _peak(), time.perf_counter()
     found = {"ours": ours, "groups": groups}[procedure](model, bank)

@@ -2,7 +2,7 @@
 
 Files of a released schema are never written again: every later version must read them as they are.
 
-    python scripts/make_golden.py tests/golden/schema-1
+    python scripts/make_golden.py tests/golden/schema-2
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ def dense(delta: Delta) -> Tensor:
 
 def weights(composition: Composition, model: nn.Module, values: Tensor) -> dict[str, Tensor]:
     """base + sum of coefficient * delta by the model's names, in float64, as a function of the values."""
-    slots, bank, layout = composition.slots, composition.bank, composition.layout
+    slots, bank, layout = composition.index, composition.bank, composition.layout
     sums: dict[str, Tensor] = {}
     for slot, own in zip(slots.blocks, slots.divided(values.double()), strict=True):
-        part = slot.division.part_of()
+        part = slot.partition.part_of()
         deltas = [dense(bank[v][slot.block.name]).reshape(-1) for v in slot.vectors]
         total = sum((own[i][part] * delta for i, delta in enumerate(deltas)), torch.zeros(()).double())
         sums[slot.block.name] = total.view(slot.block.shape)
@@ -111,7 +111,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:
 
 def compose_in_passing(monkeypatch: Any) -> None:
     """Let there be room for vectors and none for composed weights, however small the model."""
-    monkeypatch.setattr(plan, "_composed_bytes", lambda *_: (2**60, 0))  # what is kept, and what passes
+    monkeypatch.setattr(plan, "_composed_bytes", lambda *_: (2**60, 0))  # all kept, and all recomputed
 
 
 def low_rank(

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image, ImageChops
@@ -18,6 +19,7 @@ from PIL import Image, ImageChops
 import pictures
 import tiny
 from aniso.cli import main
+from aniso.records import RecordStore
 from aniso.vectors import Bank
 
 VECTORS = ("cars", "dtd", "signs", "photos")
@@ -76,6 +78,11 @@ def coloured(root: Path, count: int, first: int = 0) -> Path:
     return root
 
 
+def recorded(directory: Path) -> list[dict[str, Any]]:
+    """The finished records of an experiment, sorted by id."""
+    return [record.content() for record in RecordStore(directory).finished().values()]
+
+
 class At:
     """Asks the run to stop at the n-th report of progress."""
 
@@ -89,6 +96,13 @@ class At:
 
 
 BROKEN = 79
+
+
+def heeding_signals() -> None:
+    """Undo what ``nohup``, or a shell that starts something in the background, makes every child ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Child:
@@ -107,7 +121,7 @@ class Child:
         code = BROKEN
         try:
             os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            heeding_signals()
             fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(fd, 1)
             os.dup2(fd, 2)

@@ -2,8 +2,8 @@
 
     python scripts/mini/fidelity.py --data MINI --tuned TUNED --out experiments/mini/fidelity
 
-TUNED is what scripts/mini/finetune.py wrote. Every cell is one JSON record, and what is recorded is not run
-again; `table.md` is made from the records alone.
+TUNED is what scripts/mini/finetune.py wrote. Every cell is a line of `records.jsonl`, and what is recorded is
+not run again; `table.md` is made from the records alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from aniso.learn import CrossEntropy, Schedule, evaluate, fit
 from aniso.models import load_model
 from aniso.vectors import Bank
 
+RECORDS = "records.jsonl"
 STORAGES = ("fp32", "int8", "int4", "residual4", "residual2")
 TASKS = ("cars", "dtd10", "eurosat", "gtsrb", "mnist", "resisc12", "intel_scenes", "svhn")
 BATCH, PICTURES = 64, 4000  # in a step, and in all: about sixty steps, whatever the number of classes
@@ -48,6 +49,7 @@ def learned(encoder: Any, bank: Bank, name: str, task: Any, seed: int) -> float:
 
 def run(args: argparse.Namespace) -> None:
     encoder = load_model("mini")
+    known = {(one["task"], one["storage"], one["what"]) for one in recorded(args.out)}
     files = {path.stem: path for path in sorted(args.tuned.glob("*.safetensors"))}
     exact = Bank.build(encoder, files, allow_distant=True)
     with tempfile.TemporaryDirectory() as place:
@@ -59,20 +61,24 @@ def run(args: argparse.Namespace) -> None:
                 for seed in range(3 if storage in args.learn else 0):
                     cells[f"16-shot-{seed}"] = partial(learned, encoder, bank, name, task, seed)
                 for what, cell in cells.items():
-                    record = args.out / "records" / f"{name}-{storage}-{what}.json"
-                    if record.exists():
+                    if (name, storage, what) in known:
                         continue
                     found = {"task": name, "storage": storage, "what": what, "accuracy": cell()}
-                    record.parent.mkdir(parents=True, exist_ok=True)
-                    record.write_text(json.dumps(found, sort_keys=True) + "\n")
+                    args.out.mkdir(parents=True, exist_ok=True)
+                    with (args.out / RECORDS).open("a") as file:
+                        file.write(json.dumps(found, sort_keys=True) + "\n")
                     print(found, flush=True)
+
+
+def recorded(out: Path) -> list[dict[str, Any]]:
+    path = out / RECORDS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def table(out: Path) -> str:
     """Means over tasks; differences to fp32 are paired by task and seed, with their standard error."""
     found: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
-    for path in sorted((out / "records").glob("*.json")):
-        record = json.loads(path.read_text())
+    for record in recorded(out):
         what = record["what"].rpartition("-")[0] or record["what"]
         found.setdefault((what, record["storage"]), {})[record["task"], record["what"]] = record["accuracy"]
     lines = ["| | storage | accuracy | minus fp32 (standard error) |", "|---|---|---|---|"]

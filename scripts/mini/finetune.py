@@ -23,7 +23,7 @@ from aniso.learn.lora import adapter
 from aniso.models import load_model
 from aniso.weights import save_safetensors
 
-# Passes over the training images, as many as it takes; the paper, too, chooses them by data set.
+# EpochSampler over the training images, as many as it takes; the paper, too, chooses them by data set.
 EPOCHS = {"svhn": 16, "gtsrb": 15, "sign_digits": 14, "mnist": 12, "dtd10": 12, "pacs_cartoon": 12}
 EPOCHS |= {"pacs_art_painting": 12, "pacs_photo": 12, "caltech101": 10, "flowers102": 10, "ucmerced": 10}
 EPOCHS |= {"pacs_sketch": 10, "intel_scenes": 6}
@@ -42,12 +42,12 @@ def tune(args: argparse.Namespace, name: str) -> None:
     schedule = Schedule(epochs=epochs, lr=args.lr or (2e-3 if args.lora else 5e-4), batch=args.batch)
     begun = time.time()
 
-    def told(row: dict[str, Any]) -> None:
+    def progress(row: dict[str, Any]) -> None:
         print(
             f"{name} epoch {row['epoch']} loss {row['loss'] or 0:.3f} {time.time() - begun:.0f} s", flush=True
         )
 
-    model, losses = make(args, encoder, task.train, schedule, args.out / name, told)
+    model, losses = make(args, encoder, task.train, schedule, args.out / name, progress)
     kind = "linearised" if args.linearised else f"LoRA, rank {args.lora}" if args.lora else "standard"
     facts = {
         "task": name,
@@ -67,15 +67,17 @@ def tune(args: argparse.Namespace, name: str) -> None:
 
 
 def make(
-    args: argparse.Namespace, encoder: Any, train: Any, schedule: Schedule, place: Path, told: Any
+    args: argparse.Namespace, encoder: Any, train: Any, schedule: Schedule, place: Path, progress: Any
 ) -> tuple[Any, list[float]]:
     """Train, and save what was trained; gives the model as it is then, and every epoch's loss."""
     if args.lora:
         made = adapter(encoder, args.lora, seed=args.seed)
-        done = fit(made.trained, CrossEntropy(train), schedule, seed=args.seed, epoch_done=told)
+        done = fit(made.trained, CrossEntropy(train), schedule, seed=args.seed, epoch_done=progress)
         made.save(place, overwrite=True)
         return made.trained.model, [row["loss"] for row in done.history[1:]]
-    tuned = finetune(encoder, train, schedule, linearised=args.linearised, seed=args.seed, epoch_done=told)
+    tuned = finetune(
+        encoder, train, schedule, linearised=args.linearised, seed=args.seed, epoch_done=progress
+    )
     blocks = {part.key for block in encoder.layout.blocks for part in block.parts}
     state = {key: tuned.weights.read(key) for key in tuned.weights.tensors if key in blocks}
     save_safetensors(place.with_name(f"{place.name}.safetensors"), state, overwrite=True)

@@ -2,13 +2,14 @@
 
     python scripts/mini/measure.py experiments/mini/spec.yaml --data MINI
 
-Records go to `records/` beside the spec, and `table.md` is made from them alone.
+Records are the lines of `records.jsonl` beside the spec, and `table.md` is made from them alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,27 @@ def command(spec: dict[str, Any], column: dict[str, Any], task: str, args: argpa
         words += ["--bank", column["bank"], "--vector", task]
     if column.get("linearised"):
         words.append("--linearised")
-    return [*words, "--record", str(args.records), "--overwrite"]
+    return words
 
 
-def record_of(column: dict[str, Any], task: str, spec: dict[str, Any], records: Path) -> Path:
-    kind = "linearised-" if column.get("linearised") else ""
-    what = f"with-{kind}vector-{task}" if "bank" in column else "zero-shot"
-    return records / f"{spec['model']}-{task}-{spec['split']}-{what}.json"  # as aniso eval names them
+def measured(words: list[str]) -> dict[str, Any]:
+    """Run `aniso eval`; the one record that it leaves."""
+    with tempfile.TemporaryDirectory() as place:
+        code = aniso([*words, "--record", place])
+        if code:
+            raise SystemExit(code)
+        (path,) = Path(place).iterdir()
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
 
 
-def table(spec: dict[str, Any], records: Path) -> str:
+def name_of(column: dict[str, Any], task: str) -> str:
+    """What a cell is called among the records."""
+    kind = "linearised " if column.get("linearised") else ""
+    return f"{task}, with {kind}vector" if "bank" in column else f"{task}, zero-shot"
+
+
+def table(spec: dict[str, Any], records: dict[str, Any]) -> str:
     """Accuracies in per cent with their 95 % intervals; means over the tasks, the control left out."""
     columns = list(spec["columns"])
     lines = [f"| task | classes | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
@@ -41,11 +53,10 @@ def table(spec: dict[str, Any], records: Path) -> str:
     for task in [*spec["tasks"], spec["control"]]:
         cells, classes = [], 0
         for name, column in spec["columns"].items():
-            path = record_of(column, task, spec, records)
-            if not path.exists():
+            found = records.get(name_of(column, task))
+            if found is None:
                 cells.append("")
                 continue
-            found = json.loads(path.read_text())
             low, high = found["interval"]
             classes = found["classes"]
             cells.append(f"{found['accuracy']:.1%} ({low:.1%} to {high:.1%})")
@@ -67,15 +78,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    args.records = args.spec.parent / "records"
+    path = args.spec.parent / "records.jsonl"
+    records = {one["cell"]: one for one in map(json.loads, path.read_text().splitlines())}
     spec = YAML(typ="safe").load(args.spec.read_text())
     for column in spec["columns"].values():
         for task in [*spec["tasks"], *([] if "bank" in column else [spec["control"]])]:
-            if not record_of(column, task, spec, args.records).exists():
-                code = aniso(command(spec, column, task, args))
-                if code:
-                    raise SystemExit(code)
-    (args.spec.parent / "table.md").write_text(table(spec, args.records))
+            name = name_of(column, task)
+            if name not in records:
+                records[name] = {"cell": name, **measured(command(spec, column, task, args))}
+                lines = (json.dumps(records[key], sort_keys=True) for key in sorted(records))
+                path.write_text("".join(f"{line}\n" for line in lines))
+    (args.spec.parent / "table.md").write_text(table(spec, records))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ CARD = """# mini
 A small CLIP, and banks of task vectors over it, for trying and measuring aniso on two cores. Not a good image
 classifier, and not meant to be one.
 
-Trained by `scripts/mini/pretrain.py` on 39,319 pictures of 64 x 64 or less: Tiny ImageNet's 200 classes and
+Trainable by `scripts/mini/pretrain.py` on 39,319 pictures of 64 x 64 or less: Tiny ImageNet's 200 classes and
 slices of 15 of the tasks below that are in no train, val or test split; captions were made from class names.
 Several of these sources allow research only, and their pictures are not part of this package. `docs/mini.md`
 in aniso's repository says more, and how to build it again.

@@ -64,7 +64,7 @@ class AnisoError(Exception):
         }
         return {
             "error": self.code,
-            "message": self.message,
+            "message": printable(self.message, 600),
             "facts": facts,
             "likely": self.likely,
             "fix": self.fix,
@@ -140,6 +140,8 @@ EXPLANATIONS: dict[str, str] = {
     "WEIGHT-DTYPE": "Task vectors are computed from 16, 32 and 64 bit floats. Convert quantised or 8-bit "
     "weights with the tool that made them.",
     "WEIGHT-NAME": "There is no tensor of that name in the file.",
+    "WEIGHT-LABEL": "A tensor's name is empty, longer than 65,536 letters, or not valid Unicode. Such a name "
+    "can be neither printed nor written to another file.",
     "WEIGHT-NONFINITE": "A weight is NaN or infinite. Arithmetic on it would spread to every composition; "
     "pass --allow-nonfinite only to look at the file.",
     "PICKLE-CALL": "A pickle is a program. This one would call functions that have no place in a list of "
@@ -185,7 +187,8 @@ EXPLANATIONS: dict[str, str] = {
     "DIR-INDEX": "The shard index and the shards disagree.",
     "DIR-PATH": "The shard index points outside of its directory.",
     "DIR-CONFIG": "The directory's configuration file is not valid JSON, not an object, or describes no "
-    "model that can be built.",
+    "model that can be built. Only plain settings of known architectures are followed: a key that names a "
+    "file, a URL or a repository is refused, since the library that builds the model might load it.",
     "HUB-OFFLINE": "The model is not in the local cache and the network is switched off.",
     "HUB-FETCH": "The hub did not deliver the model.",
     "LORA-KIND": "Only adapters whose update can be computed exactly are read: LoRA, rsLoRA and DoRA with "
@@ -239,7 +242,8 @@ EXPLANATIONS: dict[str, str] = {
     "DATA-EMPTY": "A folder without a single picture would become a class nobody can learn or be tested on.",
     "DATA-LABEL": "Every picture has one label, and every label is one of the classes.",
     "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",
-    "DATA-PATH": "A path in a list or a table leaves the directory it belongs to.",
+    "DATA-PATH": "A path in a list or a table, or a symbolic link, leaves the directory it belongs to. A "
+    "link in a stranger's data set could name any file of this machine.",
     "DATA-MISSING": "The data are not where they were looked for.",
     "DATA-TAR": "Archives are read in place: only plain files with plain names are accepted in them.",
     "DATA-HASH": "The files differ from the published ones, and their format could run code: they are not "

@@ -132,11 +132,11 @@ def test_an_error_says_all_it_knows():
 
 
 def test_an_error_for_programs_is_json():
-    told = json.loads(json.dumps(example(AnisoError).to_json()))
-    assert told["error"] == "CKPT-SHAPE"
-    assert told["exit"] == 1
-    assert told["facts"]["found"] == ["x", "y"]
-    assert (told["likely"], told["fix"]) == ("another model", "type this")
+    progress = json.loads(json.dumps(example(AnisoError).to_json()))
+    assert progress["error"] == "CKPT-SHAPE"
+    assert progress["exit"] == 1
+    assert progress["facts"]["found"] == ["x", "y"]
+    assert (progress["likely"], progress["fix"]) == ("another model", "type this")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ ROOT = Path(aniso.__file__).parent
 LEVELS = {
     "errors": 0,
     "classes": 1,
+    "records": 1,
+    "progress": 0,
     "weights": 1,
     "vectors": 2,
     "models": 3,
@@ -25,7 +27,6 @@ LEVELS = {
     "learn": 5,
     "experiments": 6,
     "report": 6,
-    "explore": 6,
     "demo": 7,
     "cli": 8,
 }
@@ -99,6 +100,38 @@ def test_imports_point_down(module):
 def test_rooms_take_nothing_but_the_version_from_the_package_itself(module):
     wrong = [name for name, _ in imports(module) if room(name) == "aniso" and name != "aniso.__version__"]
     assert wrong == []
+
+
+def reaches_into(module: str, name: str) -> str | None:
+    """The private module of another package that an import names: one with an underscore, or below one."""
+    parts = module_of(name).split(".")
+    for i, part in enumerate(parts):
+        home = ".".join(parts[:i])
+        if part.startswith("_") and not part.startswith("__") and not f"{module}.".startswith(f"{home}."):
+            return ".".join(parts)
+    return None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_modules_are_imported_by_their_own_package_only(module):
+    wrong = [
+        f"{MODULES[module].relative_to(ROOT)}:{line} imports {name}"
+        for name, line in imports(module)
+        if reaches_into(module, name)
+    ]
+    assert wrong == []
+
+
+def test_private_modules_are_recognised():
+    inside = "aniso.compose._engine.installer"
+    assert reaches_into("aniso.learn.fit", f"{inside}.WeightInstaller") == inside
+    assert reaches_into("aniso.learn.fit", "aniso.compose._engine") == "aniso.compose._engine"
+    assert reaches_into("aniso", inside) == inside
+    assert reaches_into("aniso.composed", inside) == inside
+    for module in ("aniso.compose", "aniso.compose.plan", "aniso.compose._layers.cached_linear"):
+        assert reaches_into(module, inside) is None
+    assert reaches_into("aniso.learn.fit", "aniso.compose.Composition") is None
+    assert reaches_into("aniso.cli.app", "aniso.__version__") is None
 
 
 def test_only_the_entry_point_imports_the_command_line():

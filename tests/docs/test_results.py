@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
-from aniso.experiments.runner import Grid
+from aniso.experiments.grid import Grid
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import read_yaml, validated
+from aniso.records import RecordStore
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -25,7 +25,8 @@ def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
     document = read_yaml(EXPERIMENTS / name / "spec.yaml")
     grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")
     assert {cell.label for cell in grid.cells if grid.status(cell) != "recorded"} == set()
-    assert len(list(grid.directory.glob("*.json"))) == len(grid.cells)
+    assert not list(grid.directory.glob("*.json"))
+    assert len(RecordStore(grid.directory).finished()) == len(grid.cells)
 
 
 def test_records_are_of_one_model_and_the_same_pictures():
@@ -44,12 +45,11 @@ def test_tables_are_made_from_the_records():
 def _by_seed(experiment: str, label: str, shots: int, tasks: set[str]) -> list[float]:
     """Mean accuracy over tasks, in per cent, of every seed."""
     found: dict[int, list[float]] = {}
-    for path in (EXPERIMENTS / experiment / "records").glob("*.json"):
-        record = json.loads(path.read_text())
-        spec = record["spec"]
-        if record["label"] == label and spec["shots"] == shots and spec["task"].split("/")[-1] in tasks:
-            (score,) = record["metrics"]["accuracy"].values()
-            found.setdefault(spec["seed"], []).append(100 * score["accuracy"])
+    for record in RecordStore(EXPERIMENTS / experiment / "records").finished().values():
+        spec = record.spec
+        if record.label == label and spec.shots == shots and str(spec.task).split("/")[-1] in tasks:
+            (score,) = record.metrics.accuracy.values()
+            found.setdefault(record.seed, []).append(100 * score.accuracy)
     assert {len(own) for own in found.values()} == {len(tasks)} and len(found) == 3
     return [mean(found[seed]) for seed in sorted(found)]
 
@@ -70,5 +70,5 @@ def test_what_is_said_of_joint_learning_in_more_epochs_is_what_was_recorded():
 
 
 def test_no_record_names_a_place_on_a_disk():
-    for path in EXPERIMENTS.glob("*/records/*.json"):
+    for path in (*EXPERIMENTS.glob("*/records/*.json"), *EXPERIMENTS.glob("*/records/*.jsonl")):
         assert "/home/" not in path.read_text() and '"/' not in path.read_text(), path

@@ -36,6 +36,7 @@ def test_few_shot_on_a_folder_with_nothing_but_class_names(aniso, shelf, tmp_pat
     assert "drawn by seed" in ran.err and "epoch 2: loss" in ran.err
     assert sorted(p.name for p in out.iterdir()) == [
         "coefficients.safetensors",
+        "images",
         "metrics.jsonl",
         "record.json",
         "spec.yaml",
@@ -225,8 +226,7 @@ def test_a_printed_spec_as_an_experiment_gives_the_same_record(aniso, done, shel
     first = done(*shelf.few_shot())
     ran = aniso("run", spec, "--jobs", 2)
     assert ran.code == 0, ran.err
-    (path,) = (tmp_path / "records").glob("*.json")
-    record = json.loads(path.read_text())
+    (record,) = runs.recorded(tmp_path / "records")
     assert record["id"] == first["id"] and record["spec"] == first["spec"]
     assert record["metrics"]["accuracy"]["photos"]["right"] == first["metrics"]["accuracy"]["photos"]["right"]
     assert (record["experiment"], record["label"]) == ("try", "learned")
@@ -264,7 +264,7 @@ def test_only_some_variants_are_run_and_the_rest_later(aniso, done, experiment, 
     assert {c["status"] for c in done(*experiment, "--dry-run")} == {"recorded", "missing"}
     ran = aniso(*experiment, "--jobs", 2, "-o", tmp_path / "records")
     assert ran.code == 0 and "[2/2]" in ran.err and "3 cells: 3 recorded" in ran.out, ran.err
-    labels = [json.loads(p.read_text())["label"] for p in (tmp_path / "records").glob("*.json")]
+    labels = [record["label"] for record in runs.recorded(tmp_path / "records")]
     assert sorted(labels) == ["learned", "learned", "zero"]
 
 

@@ -14,7 +14,7 @@ import torch
 import language
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.data import read_examples
-from aniso.learn import LanguageLoss, Schedule, Trained, fit, guessed, passages
+from aniso.learn import LanguageLoss, Schedule, Trainable, evaluate_lm, fit, text_dataset
 from aniso.models import load_language_model
 from aniso.vectors import Bank
 
@@ -51,10 +51,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = language.save("gpt2", root / "base", width=48)
     model = load_language_model(root / "base")
     texts = read_examples(language.write_lines(root / "before.jsonl", list(before())))
-    trained = Trained.weights(model)
+    trained = Trainable.weights(model)
     fit(
         trained,
-        LanguageLoss(passages(model, texts, "before", length=32)),
+        LanguageLoss(text_dataset(model, texts, "before", length=32)),
         Schedule(epochs=12, lr=5e-3, batch=30, warmup=0),
     )
     network.load_state_dict(trained.model.state_dict())
@@ -116,11 +116,11 @@ def test_two_adapters_composed_know_what_neither_knows(home: Path, tmp_path: Pat
 
 def sum_of(home: Path, bank: Path) -> float:
     model = load_language_model(home / "base")
-    made = Composition(model, Bank.open(bank), Partition.whole())
+    made = Composition(model, Bank.load(bank), Partition.whole())
     with torch.no_grad():
         made.values.fill_(1.0)
-    texts = passages(model, read_examples(home / "rest of both.jsonl"), "rest", length=32)
-    return guessed(made, texts).perplexity
+    texts = text_dataset(model, read_examples(home / "rest of both.jsonl"), "rest", length=32)
+    return evaluate_lm(made, texts).perplexity
 
 
 def assert_close_in_peft(home: Path, tmp_path: Path, coefficients: Coefficients) -> None:
@@ -129,7 +129,7 @@ def assert_close_in_peft(home: Path, tmp_path: Path, coefficients: Coefficients)
     tokens = {"input_ids": torch.arange(8)[None]}
     model = GPT2LMHeadModel.from_pretrained(home / "base").eval()
     with torch.no_grad():
-        expected = Composition.of(model, Bank.open(tmp_path / "bank"), coefficients)(**tokens).logits
+        expected = Composition.of(model, Bank.load(tmp_path / "bank"), coefficients)(**tokens).logits
         base = model(**tokens).logits
         found = peft.PeftModel.from_pretrained(model, tmp_path / "one").eval()(**tokens).logits
     assert float((expected - base).abs().max()) > 1e-2

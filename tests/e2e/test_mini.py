@@ -11,7 +11,7 @@ import torch
 import pictures
 from aniso.classes import ClassList
 from aniso.compose import Composition, Linearised, Partition
-from aniso.models import load_model, mini_bank, mini_directory
+from aniso.models import load_model, mini_directory
 from aniso.vectors import Bank, Kind
 
 BANKS = ("mini", "mini-linearised", "mini-lora4")
@@ -32,7 +32,7 @@ def test_the_model_is_whole(mini):
 
 @pytest.mark.parametrize("name", BANKS)
 def test_the_banks_fit_the_model_and_are_as_recorded(mini, name):
-    bank = Bank.open(mini_bank(name))
+    bank = Bank.load(name)
     assert len(bank) == 21
     assert bank.check() == []
     bank.over(mini)  # the same base
@@ -46,11 +46,11 @@ def test_the_banks_fit_the_model_and_are_as_recorded(mini, name):
 @pytest.mark.parametrize("name", BANKS)
 def test_at_zero_a_composition_is_the_model(mini, name):
     base = Linearised(mini) if name.endswith("linearised") else mini
-    composition = Composition(base, Bank.open(mini_bank(name)), Partition.blocks())
+    composition = Composition(base, Bank.load(name), Partition.blocks())
     images = torch.randn(2, 3, 48, 48)
     torch.testing.assert_close(composition(images), mini(images))
     adapted = sum(b.kind in (Kind.ATTENTION, Kind.MLP) for b in mini.layout.blocks)
-    assert composition.slots.count == 21 * (adapted if "lora" in name else 80)
+    assert composition.index.count == 21 * (adapted if "lora" in name else 80)
 
 
 def test_they_are_known_by_name_on_the_command_line(aniso, tmp_path):
@@ -76,11 +76,11 @@ def test_they_are_known_by_name_on_the_command_line(aniso, tmp_path):
 def test_what_is_written_about_it_is_what_was_measured():
     root = Path(__file__).parents[2]
     table = (root / "experiments" / "mini" / "table.md").read_text()
-    bank, linear = (Bank.open(mini_bank(name)) for name in BANKS[:2])
+    bank, linear = (Bank.load(name) for name in BANKS[:2])
     assert table in (root / "docs" / "mini.md").read_text()
     assert table in (mini_directory() / "README.md").read_text()
-    for record in (root / "experiments" / "mini" / "records").iterdir():
-        said = json.loads(record.read_text())
+    for line in (root / "experiments" / "mini" / "records.jsonl").read_text().splitlines():
+        said = json.loads(line)
         facts = {**bank.facts, **linear.facts} if "linearised" in said["what"] else bank.facts
         if said["task"] in facts and "vector" in said["what"]:  # packing costs half a point at most
             assert abs(said["accuracy"] - facts[said["task"]]["tuned"]) < 0.005
@@ -90,7 +90,7 @@ def test_what_is_written_about_it_is_what_was_measured():
 def test_what_is_written_about_adapters_is_what_was_measured():
     root = Path(__file__).parents[2]
     measured = json.loads((root / "experiments" / "lora-vectors" / "adapters.json").read_text())
-    facts = Bank.open(mini_bank("mini-lora4")).facts
+    facts = Bank.load("mini-lora4").facts
     assert {task: own["tuned"] for task, own in measured["rank 4"].items()} == {
         task: own["tuned"] for task, own in facts.items()
     }
@@ -105,7 +105,7 @@ def test_fine_tuned_accuracies_are_what_the_bank_says(mini, mini_data):
     from aniso.data import load_task
     from aniso.learn import evaluate
 
-    bank = Bank.open(mini_bank())
+    bank = Bank.load("mini")
     for name in ("eurosat", "mnist"):
         task = load_task(mini_data / name)
         composition = Composition(mini, bank.only(name), Partition.whole())

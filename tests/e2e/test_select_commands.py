@@ -41,7 +41,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> runs.Shelf:
     """With a bank that knows what its tasks look like."""
     made = runs.shelf(tmp_path_factory.mktemp("shelf"))
     g = torch.Generator().manual_seed(4)
-    Bank.open(made.bank).with_features({name: torch.randn(tiny.EMBED, generator=g) for name in runs.VECTORS})
+    Bank.load(made.bank).with_features({name: torch.randn(tiny.EMBED, generator=g) for name in runs.VECTORS})
     return made
 
 
@@ -118,7 +118,7 @@ def test_the_command_chooses_what_the_library_chooses(done: Done, shelf: runs.Sh
     said = done(*select(shelf, "--budget", 1, "--seed", 3))
     shots = load_task(shelf.data / "photos").train.shots(3, 3)
     strategy = selection.BlockwiseGradient(load_model(shelf.model), CrossEntropy(shots), 1, seed=3)
-    expected = strategy.choose(Bank.open(shelf.bank).only(*OTHERS))
+    expected = strategy.choose(Bank.load(shelf.bank).only(*OTHERS))
     assert {row["vector"]: tuple(row["blocks"]) for row in said["chosen"]} == expected.cells
 
 
@@ -155,7 +155,7 @@ def test_the_smaller_bank_is_a_bank_like_any_other(
     assert ran.code == 0 and f"written to {small}" in ran.out, ran.err
     said = done(*select(shelf, "--budget", 1, "-o", small, "--overwrite"))
     assert said["path"] == str(small)
-    whole, bank = Bank.open(shelf.bank), Bank.open(small)
+    whole, bank = Bank.load(shelf.bank), Bank.load(small)
     assert {name: len(bank[name].blocks) for name in bank} == said["vectors"]
     assert len(cells_of(bank)) == BLOCKS
     for name, block in cells_of(bank):
@@ -175,7 +175,7 @@ def test_the_smaller_bank_is_a_bank_like_any_other(
 
 def test_the_smaller_bank_may_be_stored_in_fewer_bits(done: Done, shelf: runs.Shelf, tmp_path: Path) -> None:
     done(*select(shelf, "--strategy", "gradient", "--budget", 1, "--storage", "int8", "-o", tmp_path / "b"))
-    bank = Bank.open(tmp_path / "b")
+    bank = Bank.load(tmp_path / "b")
     assert len(bank) == 1 and bank.storage == "int8"
 
 
@@ -185,7 +185,7 @@ def test_a_bank_may_be_replaced_by_a_part_of_itself(
     shutil.copytree(shelf.bank, tmp_path / "bank")
     given = select(shelf, "--bank", tmp_path / "bank", "--budget", 1, "-o", tmp_path / "bank", "--overwrite")
     said = done(*given)
-    assert {name: len(Bank.open(tmp_path / "bank")[name].blocks) for name in said["vectors"]} == said[
+    assert {name: len(Bank.load(tmp_path / "bank")[name].blocks) for name in said["vectors"]} == said[
         "vectors"
     ]
     assert aniso("bank", "check", tmp_path / "bank").code == 0
@@ -209,7 +209,7 @@ def test_what_tasks_look_like_is_kept_in_the_bank_and_chosen_by(
     aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path
 ) -> None:
     bank = tmp_path / "bank"
-    Bank.open(shelf.bank).only("cars", "dtd", "photos").save(bank)
+    Bank.load(shelf.bank).only("cars", "dtd", "photos").save(bank)
     other = runs.coloured(tmp_path / "other", 4, 300)
     given = ("bank", "features", bank, "--model", shelf.model)
     said = done(*given, "--task", shelf.data / "cars", "--task", f"photos={other}")
@@ -278,7 +278,7 @@ def test_adapters_that_are_no_bank_yet_are_chosen_from_and_become_one(
     ran = aniso(*given)
     assert ran.code == 0, ran.err
     assert "of 4 vectors" in ran.out and "/32" in ran.out
-    bank = Bank.open(tmp_path / "bank")
+    bank = Bank.load(tmp_path / "bank")
     assert set(bank) <= {"ant", "bee", "cat", "dog"} and len(cells_of(bank)) == 2 * 4
     assert aniso("bank", "check", tmp_path / "bank").code == 0
     done(*shelf.few_shot("--bank", tmp_path / "bank"))
@@ -312,7 +312,7 @@ def test_an_adapter_of_another_model_is_named_or_left_out(
     ran = aniso(*given, "--skip-unfit")
     assert ran.code == 0, ran.err
     assert "note: left out: wide: " in ran.err and "note: left out: empty: " in ran.err
-    assert "of 4 vectors" in ran.out and "wide" not in Bank.open(tmp_path / "bank")
+    assert "of 4 vectors" in ran.out and "wide" not in Bank.load(tmp_path / "bank")
 
 
 class Counted:
@@ -557,7 +557,7 @@ def test_what_is_there_is_not_replaced_unless_asked_for(
     assert ran.code == 2 and "OUT-EXISTS" in ran.err and "--overwrite" in ran.err
     assert contents(tmp_path) == before
     assert aniso(*given[:-3], 2, "-o", out, "--overwrite").code == 0
-    assert len(Bank.open(out)) == 2
+    assert len(Bank.load(out)) == 2
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
@@ -685,11 +685,12 @@ def test_what_is_learned_without_gradients_cannot_be_gone_on_with(
 
 def test_coefficients_are_learned_without_gradients(done: Done, shelf: runs.Shelf, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    told = mock.patch.object(torch.Tensor, "backward", lambda *_: pytest.fail("a gradient was taken"))
-    with told:
+    progress = mock.patch.object(torch.Tensor, "backward", lambda *_: pytest.fail("a gradient was taken"))
+    with progress:
         made = done(*shelf.few_shot("--method", "gradient-free", *SMALL, "--keep", "best", "-o", out))
     assert sorted(path.name for path in out.iterdir()) == [
         "coefficients.safetensors",
+        "images",
         "record.json",
         "spec.yaml",
     ]
@@ -765,7 +766,7 @@ def test_an_experiment_tries_strategies_and_budgets(aniso: Aniso, shelf: runs.Sh
     spec.write_text(as_yaml({"schema": 1, "name": "try", "base": base, "variants": variants}))
     ran = aniso("run", spec, "--data", shelf.data, "--jobs", 2)
     assert ran.code == 0, ran.err
-    records = [read(path) for path in (tmp_path / "records").glob("*.json")]
+    records = runs.recorded(tmp_path / "records")
     found = {(r["label"], r["spec"]["select"], r["spec"]["budget"]): r for r in records}
     assert set(found) == {
         ("chosen", "blockwise-gradient", 1),

@@ -22,7 +22,7 @@ from aniso.errors import InputError
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
 from aniso.learn import evaluate
-from aniso.learn.loop import Loop
+from aniso.learn._training.loop import Loop
 from aniso.models import load_model
 from watch import contents
 
@@ -81,6 +81,7 @@ def test_a_task_is_adapted_to_and_what_was_learned_measures_the_same_afterwards(
     assert "same answer as zero-shot: " in ran.out and "mean confidence" in ran.out
     assert sorted(path.name for path in out.iterdir()) == [
         "coefficients.safetensors",
+        "images",
         "metrics.jsonl",
         "record.json",
         "spec.yaml",
@@ -109,7 +110,7 @@ def test_layer_norms_are_trained_without_a_bank_and_load_back(
     assert ran.code == 0, ran.err
     assert "layer norms" in ran.out and "128 trained" in ran.out  # those before and after all layers
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"weights.safetensors", "metrics.jsonl", "record.json", "spec.yaml"}
+    assert names == {"weights.safetensors", "metrics.jsonl", "record.json", "spec.yaml", "images"}
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["coefficients"] is None and "bank" not in record["inputs"]
     weights = tmp_path / "run" / "weights.safetensors"
@@ -463,8 +464,7 @@ def test_a_printed_spec_as_an_experiment_gives_the_same_record(
     (tmp_path / "spec.yaml").write_text(as_yaml(whole))
     ran = aniso("run", tmp_path / "spec.yaml")
     assert ran.code == 0, ran.err
-    (path,) = (tmp_path / "records").glob("*.json")
-    found, first = json.loads(path.read_text()), done(*given)
+    (found,), first = runs.recorded(tmp_path / "records"), done(*given)
     assert found["id"] == first["id"] and found["spec"] == first["spec"]
     answers, expected = found["metrics"]["answers"], first["metrics"]["answers"]
     assert answers["counts"] == expected["counts"]

@@ -330,7 +330,13 @@ def test_a6_duplicate_keys_are_refused(file, refused, kind):
         read_all(path)
 
 
-NAMES = ["a\nb", "a\x1b[31mb", "../../escape", "/etc/passwd", "\u202egnp", "\ud800", "n" * 65536]
+NAMES = ["a\nb", "a\x1b[31mb", "../../escape", "/etc/passwd", "\u202egnp", "n" * 65536]
+IMPOSSIBLE = {
+    "half a pair": ("a\ud800", "ST-HEADER", r"a\ud800"),
+    "the other half": ("\udc00b", "ST-HEADER", r"\udc00b"),
+    "empty": ("", "WEIGHT-LABEL", "empty"),
+    "too long": ("n" * 65537, "WEIGHT-LABEL", "65537"),
+}
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:12]))
@@ -340,7 +346,22 @@ def test_a7_strange_names_are_names_and_nothing_else(file, name):
     assert tensors[name].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:12]))
+@pytest.mark.parametrize("kind", IMPOSSIBLE)
+def test_a7_names_that_are_no_text_are_refused(file, refused, kind):
+    name, code, shown = IMPOSSIBLE[kind]
+    path = file(raw({name: entry("U8", [2], 0, 2)}, b"\1\2"))
+    with refused(code, 4, str(path), shown):
+        read_all(path)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [2**40, 0, 2], [2**31, 2**31, 0], [0, 2**62, 2**62]])
+def test_a5_sizes_beside_a_zero_are_limited(file, refused, shape):
+    path = file(raw({"bad.one": entry("F32", shape, 0, 0)}))
+    with refused("ST-OFFSETS", 4, str(path), "bad.one", str(max(shape))):
+        read_all(path)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "\ud800"], ids=lambda name: ascii(name[:12]))
 def test_a7_strange_names_are_printed_escaped_and_cut(file, name):
     twice = json.dumps(name).encode()
     for data in (

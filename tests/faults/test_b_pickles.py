@@ -4,6 +4,7 @@ import argparse
 import collections
 import contextlib
 import copyreg
+import datetime
 import functools
 import io
 import itertools
@@ -14,10 +15,12 @@ import struct
 import sys
 import tarfile
 import types
+import uuid
 import zipfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -148,6 +151,7 @@ def marker(tmp_path, monkeypatch):
     """A path that the functions of these tests create when they are called."""
     pip = types.ModuleType("pip")
     pip.main = lambda path: Path(path).touch()
+    pip.always = lambda *args, **more: (tmp_path / "marker").touch()
     monkeypatch.setitem(sys.modules, "pip", pip)
     monkeypatch.setattr(torch.hub, "load", lambda path: Path(path).touch())
     return tmp_path / "marker"
@@ -305,6 +309,231 @@ def test_b1_partial_of_a_function_pickled_for_real(tmp_path, refused, marker):
         read_all(path)
 
 
+# Constructors of plain data that call a method of an argument, which the file has replaced.
+
+
+def made_of(module, attribute, **attributes):
+    """An object of this class with these attributes, made without a call of the class."""
+    return name(module, attribute) + b")\x81" + mapping(**attributes) + b"b"
+
+
+def namespace(**attributes):
+    return made_of("argparse", "Namespace", **attributes)
+
+
+def command(marker):
+    """The marker's shell command as a partial, which calls it whenever it is called without arguments."""
+    return call("functools", "partial", name("posix", "system"), text(f"touch '{marker}'"))
+
+
+def shell_commands(marker):
+    """Pickles of which each runs a shell command in torch.load, though it calls known constructors only."""
+    system, wish = name("posix", "system"), text(f"touch '{marker}'")
+    nothing = call("collections", "OrderedDict")
+    simple = made_of("types", "SimpleNamespace", detach=command(marker))
+    inner = program(system + wish + b"\x85R")
+    wrapper = name("torch.utils.data.datapipes.datapipe", "_DataPipeSerializationWrapper")
+    arguments = b"(" + wrapper + name("builtins", "object") + b"Nt"
+    state = b"(B" + struct.pack("<I", len(inner)) + inner + b"\x89t"
+    unset = call("functools", "partial", name("torch.nn", "LayerNorm"))
+    return {
+        "a parameter of a namespace": call(
+            "torch._utils", "_rebuild_parameter", namespace(detach=command(marker)), b"\x88", nothing
+        ),
+        "a parameter with state": call(
+            "torch._utils", "_rebuild_parameter_with_state", simple, b"\x88", nothing, b"}"
+        ),
+        "a tensor that is none": call(
+            "torch._tensor",
+            "_rebuild_from_type_v2",
+            name("copyreg", "_reconstructor"),
+            wrapper,
+            arguments,
+            state,
+        ),
+        "a partial changed by its state": call(
+            "collections", "OrderedDict", namespace(items=unset + b"(" + system + wish + b"\x85}}tb")
+        ),
+        "a state after a state": namespace(__setstate__=system) + wish + b"b",
+        "a state after the state of a dictionary": nothing
+        + mapping(__setstate__=system)
+        + b"b"
+        + wish
+        + b"b",
+        "a state after the state of a module": made_of(
+            "torch.nn", "Module", _parameters=b"}", _modules=b"}", __setstate__=system
+        )
+        + wish
+        + b"b",
+        "a state after the state of a tensor": tensor()
+        + b"(}"
+        + mapping(__setstate__=system)
+        + b"tb"
+        + wish
+        + b"b",
+        "an item after a state": namespace(append=system) + wish + b"a",
+        "members after a state": namespace(add=system) + b"(" + wish + b"\x90",
+    }
+
+
+NOT_FIRED = {
+    "a state after the state of a tensor",
+    *("Counter", "storage of a tensor", "state of a tensor", "sparse tensor", "scheduler"),
+    *("tensor with attributes", "place of a storage"),
+}
+"""What this version of torch or Python happens not to call, and that is no plain data either."""
+
+
+@pytest.mark.parametrize("way", shell_commands(""))
+def test_b1_shell_commands_behind_known_constructors_are_refused(checkpoint, refused, marker, aniso, way):
+    path = checkpoint(w=tensor(), x=shell_commands(marker)[way])
+    assert fires(marker, lambda: torch.load(path, weights_only=False)) or way in NOT_FIRED
+    with refused("PICKLE-CALL", 4, str(path), "not executed"):
+        read_all(path)
+    assert aniso("inspect", path).code == 4
+    assert not marker.exists()
+
+
+def inner_file(value):
+    out = io.BytesIO()
+    torch.save(value, out, _use_new_zipfile_serialization=False)
+    return b"B" + struct.pack("<I", len(out.getvalue())) + out.getvalue()
+
+
+def replaced_methods():
+    """Pickles that call a function they merely name, by the method of an argument that a constructor uses."""
+    always, any_class = name("pip", "always"), name("lib", "Class")
+    nothing, one = call("collections", "OrderedDict"), b"K\1"
+    answering = namespace(__torch_function__=always)
+    hidden = inner_file(argparse.Namespace(detach=torch.hub.list))
+    named = call(
+        "torch._utils", "_rebuild_parameter_with_state", tensor(), b"\x88", nothing, mapping(detach=always)
+    )
+    layout = name("torch", "sparse_coo")
+    place = b"(" + text("storage") + name("torch", "FloatStorage") + text("0")
+    return {
+        "items after a state": namespace(extend=always) + b"(Ne",
+        "OrderedDict": call("collections", "OrderedDict", namespace(items=always, keys=always)),
+        "OrderedDict of one with attributes": call(
+            "collections", "OrderedDict", nothing + mapping(items=always, keys=always) + b"b"
+        ),
+        "Counter": call("collections", "Counter", namespace(keys=always, items=always)),
+        "defaultdict": call("collections", "defaultdict", b"N", namespace(keys=always)),
+        "dict": call("builtins", "dict", namespace(keys=always)),
+        "str": call("builtins", "str", namespace(_get_args=always, _get_kwargs=always)),
+        "UUID": call("uuid", "UUID", namespace(replace=always)),
+        "UUID of a module": call("uuid", "UUID", name("lib", "methods")),
+        "base of _reconstructor": call(
+            "copyreg", "_reconstructor", any_class, namespace(__new__=always), one
+        ),
+        "state of _reconstructor": call(
+            "copyreg", "_reconstructor", name("lib", "Dict"), name("builtins", "dict"), namespace(keys=always)
+        ),
+        "storage of a tensor": call(
+            *("torch._utils", "_rebuild_tensor_v2"),
+            namespace(
+                dtype=name("torch", "float32"),
+                _untyped_storage=namespace(device=text("cpu"), __torch_function__=always),
+            ),
+            *(b"K\0", numbers([4]), numbers([1]), b"\x89", nothing),
+        ),
+        "state of a tensor": tensor() + b"(" + answering + b"K\0" + numbers([4]) + numbers([1]) + b"tb",
+        "sparse tensor": call(
+            "torch._utils",
+            "_rebuild_sparse_tensor",
+            layout,
+            b"(" + answering + tensor() + numbers([4]) + b"t",
+        ),
+        "quantised tensor": call(
+            *("torch._utils", "_rebuild_qtensor", storage(), b"K\0", numbers([4]), numbers([1])),
+            *(call("collections", "defaultdict", always), b"\x89", nothing),
+        ),
+        "tensor with attributes": call("torch._utils", "_rebuild_parameter", named, b"\x88", nothing),
+        "file inside": call(
+            *("torch._utils", "_rebuild_parameter", call("torch.storage", "_load_from_bytes", hidden)),
+            *(b"\x88", nothing),
+        ),
+        "place of a storage": place + namespace(startswith=always, split=always) + number(4) + b"tQ",
+        "optimiser": made_of("torch.optim.sgd", "SGD", _patch_step_function=always, defaults=b"}"),
+        "group of an optimiser": made_of(
+            "torch.optim.sgd", "SGD", defaults=b"}", param_groups=b"]" + namespace(setdefault=always) + b"a"
+        ),
+        "scheduler": made_of(
+            *("torch.optim.lr_scheduler", "ReduceLROnPlateau"),
+            **{key: text("x") for key in ("mode", "threshold", "threshold_mode")},
+            _init_is_better=always,
+        ),
+        "class that NumPy makes": call(
+            "numpy._core.multiarray", "_reconstruct", name("lib", "Array"), numbers([0]), text("b")
+        )
+        + b"Nb",
+    }
+
+
+@pytest.fixture
+def library(marker, monkeypatch):
+    """A library whose classes and functions create the marker."""
+    always = sys.modules["pip"].always
+    lib = types.ModuleType("lib")
+    lib.methods = types.ModuleType("lib.methods")
+    lib.methods.replace = always
+    lib.Class = type("Class", (), {})
+    lib.Dict = type("Dict", (dict,), {})
+    lib.Array = type("Array", (np.ndarray,), {"__setstate__": always})
+    monkeypatch.setitem(sys.modules, "lib", lib)
+    monkeypatch.setattr(torch.hub, "list", always)
+    return marker
+
+
+REPLACED = replaced_methods()
+
+
+@pytest.mark.parametrize("way", REPLACED)
+def test_b1_methods_that_the_file_replaced_are_calls(checkpoint, library, way):
+    path = checkpoint(x=REPLACED[way], w=tensor())
+    assert fires(library, lambda: torch.load(path, weights_only=False)) or way in NOT_FIRED
+    with pytest.raises(AnisoError) as caught:
+        read_all(path)
+    expected = "PICKLE-MALFORMED" if way == "place of a storage" else "PICKLE-CALL"
+    assert (caught.value.code, caught.value.exit_code) == (expected, 4), str(caught.value)
+    assert not library.exists()
+
+
+def test_b1_loggers_are_not_changed(checkpoint, refused):
+    """A logger is shared by the whole program, so that its attributes are called later."""
+    logger = call("logging", "getLogger", text("x"))
+    read_all(checkpoint(w=tensor(), x=logger))
+    with refused("PICKLE-CALL", 4, "logging.getLogger.__setstate__"):
+        read_all(checkpoint(w=tensor(), x=logger + mapping(info=name("posix", "system")) + b"b"))
+
+
+@FORMS
+def test_b1_plain_data_of_real_checkpoints_is_not_a_call(tmp_path, zipped):
+    optimiser = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+    tagged = nn.Parameter(FOUR.clone())
+    tagged.tag = "x"
+    beside = {
+        "norm": functools.partial(nn.LayerNorm, eps=1e-6),
+        "nested": functools.partial(functools.partial(nn.LayerNorm, eps=1e-6), bias=False),
+        "counts": collections.defaultdict(int, a=1),
+        "tree": collections.defaultdict(functools.partial(collections.defaultdict, list)),
+        "seen": collections.Counter("aab"),
+        "recent": collections.deque([1, 2], maxlen=3),
+        "array": np.ones(3),
+        "objects": np.array([{"a": 1}, None], dtype=object),
+        "accuracy": np.float64(3),
+        "args": argparse.Namespace(lr=1, path=Path("x"), append=True),
+        "when": datetime.datetime(2024, 1, 2),
+        "run": uuid.UUID(int=5),
+        "optimizer": optimiser,
+        "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser),
+    }
+    path = saved(tmp_path / "model.pt", {"state_dict": {"w": FOUR, "tagged": tagged}, **beside}, zipped)
+    source, tensors = read_all(path)
+    same_bits(tensors, {"w": FOUR, "tagged": FOUR})
+    assert source.info.pickle.calls == ()
+
+
 # B2: every operation
 
 
@@ -379,21 +608,27 @@ CLASS = name(TRAP, "Trap")
 TOUCHING = {
     "GLOBAL": CLASS,
     "STACK_GLOBAL": text(TRAP) + text("Trap") + b"\x93",
-    "REDUCE": CLASS + b")R",
     "NEWOBJ": CLASS + b")\x81",
     "NEWOBJ_EX": CLASS + b")}\x92",
-    "INST": f"(i{TRAP}\nTrap\n".encode(),
-    "OBJ": b"(" + CLASS + b"o",
-    "BUILD": CLASS + b")\x81}b",
-    "BUILD state and slots": CLASS + b")\x81}}\x86b",
-    "APPEND": CLASS + b")\x81Na",
-    "APPENDS": CLASS + b")\x81(Ne",
-    "ADDITEMS": CLASS + b")\x81(N\x90",
-    "SETITEM": CLASS + b")\x81NNs",
-    "SETITEMS": CLASS + b")\x81(NNu",
     "a key": b"}" + CLASS + b")\x81Ns",
     "a set": b"\x8f(" + CLASS + b")\x81\x90",
     "_reconstructor": call("copyreg", "_reconstructor", CLASS, name("builtins", "object"), b"N"),
+    "BUILD of a module": CLASS + b")\x81" + mapping(_parameters=b"}", _modules=b"}") + b"b",
+}
+# What runs code of the class itself, whatever the class is called; and how the report names it.
+RUNNING = {
+    "REDUCE": (CLASS + b")R", "Trap"),
+    "INST": (f"(i{TRAP}\nTrap\n".encode(), "Trap"),
+    "OBJ": (b"(" + CLASS + b"o", "Trap"),
+    "BUILD": (CLASS + b")\x81}b", "Trap.__setstate__"),
+    "BUILD state": (CLASS + b")\x81" + mapping(a=b"N") + b"b", "Trap.__setstate__"),
+    "BUILD state and slots": (CLASS + b")\x81}}\x86b", "Trap.__setstate__"),
+    "APPEND": (CLASS + b")\x81Na", "Trap.extend"),
+    "APPENDS": (CLASS + b")\x81(Ne", "Trap.extend"),
+    "ADDITEMS": (CLASS + b")\x81(N\x90", "Trap.extend"),
+    "SETITEM": (CLASS + b")\x81NNs", "Trap.__setitem__"),
+    "SETITEMS": (CLASS + b")\x81(NNu", "Trap.__setitem__"),
+    "_reconstructor with a base": (call("copyreg", "_reconstructor", CLASS, CLASS, b"N"), "Trap.__init__"),
 }
 
 
@@ -406,6 +641,106 @@ def test_b2_classes_are_recorded_by_name_only(checkpoint, trap, operation):
     assert f"{TRAP}.Trap" in source.info.pickle.classes
     assert any("classes recorded by name only" in note and TRAP in note for note in source.info.notes)
     assert TRAP not in sys.modules and not trap.exists()
+
+
+@pytest.mark.parametrize("operation", RUNNING)
+def test_b2_what_runs_code_of_a_class_is_a_call(checkpoint, refused, trap, operation):
+    bad, called = RUNNING[operation]
+    assert fires(trap, lambda: pickle.loads(program(bad)))
+    del sys.modules[TRAP]
+    path = checkpoint(w=tensor(), x=bad)
+    with refused("PICKLE-CALL", 4, str(path), f"contains calls to {TRAP}.{called}; not executed"):
+        read_all(path)
+    source, tensors = read_all(path, tensors_only=True)
+    same_bits(tensors, {"w": FOUR})
+    assert source.info.pickle.calls == (f"{TRAP}.{called}",)
+    assert TRAP not in sys.modules and not trap.exists()
+
+
+def dotted(module, attribute):
+    return text(module) + text(attribute) + b"\x93"
+
+
+# Names that reach a function of the standard library through a library that merely imports it.
+THROUGH = {
+    "a module of a module": ("torch.utils.data", "_utils.worker.os.system"),
+    "a class of a module": ("torch.utils.data", "_utils.subprocess.Popen"),
+    "a class after a class": ("lib", "Class.os.Popen"),
+    "an import of a library": ("psutil", "Popen"),
+    "a private step": ("lib", "_Inner._os.Popen"),
+}
+
+
+MAKING = ["REDUCE", "NEWOBJ", "NEWOBJ_EX", "BUILD", "OBJ"]
+# an object made without its __init__ is data, of psutil.Popen as of any class of a library
+LEADING = [(w, m) for w in THROUGH for m in MAKING if "library" not in w or not m.startswith("NEWOBJ")]
+
+
+@pytest.mark.parametrize(("way", "made"), LEADING)
+def test_b1_names_that_lead_elsewhere_are_calls(checkpoint, refused, aniso, way, made):
+    target, wish = dotted(*THROUGH[way]), text("touch x")
+    bad = {
+        "REDUCE": target + wish + b"\x85R",
+        "NEWOBJ": target + wish + b"\x85\x81",
+        "NEWOBJ_EX": target + wish + b"\x85}\x92",
+        "BUILD": target + b")\x81" + mapping(args=wish) + b"b",
+        "OBJ": b"(" + target + wish + b"o",
+    }[made]
+    path = checkpoint(w=tensor(), x=bad)
+    with refused("PICKLE-CALL", 4, str(path), ".".join(THROUGH[way])):
+        read_all(path)
+    ran = aniso("inspect", path)
+    assert ran.code == 4 and "would have called: " + ".".join(THROUGH[way]) in ran.out
+
+
+def test_b1_nested_classes_are_still_recorded(checkpoint):
+    source, _ = read_all(checkpoint(w=tensor(), x=dotted("lib.models", "Outer._Inner") + b")\x81"))
+    assert source.info.pickle.calls == () and source.info.pickle.classes == ("lib.models.Outer._Inner",)
+
+
+@FORMS
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_b1_a_file_inside_of_a_pickle_is_read_too(tmp_path, refused, marker, zipped, protocol):
+    inner = io.BytesIO()
+    wish = {"x": Reduced(os.system, f"touch '{marker}'")}
+    torch.save(wish, inner, _use_new_zipfile_serialization=zipped)
+    hidden = [Reduced(torch.storage._load_from_bytes, inner.getvalue())]
+    path = tmp_path / "model.pt"
+    torch.save({"w": FOUR, "x": hidden}, path, pickle_protocol=protocol)
+    assert fires(marker, lambda: torch.load(path, weights_only=False))
+    expected = "torch.storage._load_from_bytes" if zipped else "posix.system"
+    with refused("PICKLE-CALL", 4, str(path), expected):
+        read_all(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("beside", [b"}", mapping(a=mapping(w=tensor()), b=mapping(w=tensor()))])
+def test_b1_a_call_comes_before_what_else_is_wrong(tmp_path, aniso, marker, beside):
+    path = save(tmp_path / "model.pt", program(hostile("posix.system", marker) + b"0" + beside))
+    for command in (("inspect", path), ("convert", path, "-o", tmp_path / "out.safetensors")):
+        ran = aniso(*command)
+        assert ran.code == 4 and "PICKLE-CALL" in ran.err and "posix.system" in ran.err
+        assert f"fix       aniso {command[0]} '{path}'" not in ran.err
+    assert not marker.exists()
+
+
+def test_b1_a_call_in_a_truncated_pickle_comes_first(tmp_path, refused, marker):
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"\x80\x02" + hostile("posix.system", marker) + b"]" + text("x" * 40)[:20])
+    for tensors_only in (False, True):
+        with refused("PICKLE-CALL", 4, str(path), "posix.system", "ends in the middle"):
+            read_all(path, tensors_only=tensors_only)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"a": {"w": FOUR}, "b": {"w": FOUR}}, {"w": FOUR.to_sparse()}], ids=str
+)
+def test_b8_no_fix_repeats_the_command_that_was_typed(tmp_path, aniso, value):
+    path = saved(tmp_path / "model.pt", value)
+    for command in (("inspect", path), ("inspect", f"{path}::nope"), ("inspect", tmp_path)):
+        ran = aniso(*command)
+        fix = next(line for line in ran.err.splitlines() if line.startswith("  fix"))
+        assert ran.code == 3 and f"aniso {command[0]} '{command[1]}'" not in fix, fix
 
 
 MALFORMED = {
@@ -663,7 +998,7 @@ DEEP = {
 def test_b2_deep_values_beside_the_weights_do_no_harm(checkpoint, kind):
     path = checkpoint(w=tensor(), x=DEEP[kind])
     with no_hang():
-        source, tensors = read_all(path)
+        source, tensors = read_all(path, tensors_only=True)
     same_bits(tensors, {"w": FOUR})
     assert any("left out: x" in note for note in source.info.notes)
 
@@ -671,8 +1006,10 @@ def test_b2_deep_values_beside_the_weights_do_no_harm(checkpoint, kind):
 @pytest.mark.parametrize("kind", DEEP)
 def test_b2_deep_values_alone_hold_no_weights(tmp_path, refused, kind):
     path = save(tmp_path / "model.pt", program(DEEP[kind]))
-    with no_hang(), refused("CKPT-NONE", 3, str(path), "no model weights"):
-        read_all(path)
+    calls = kind in ("objects", "states")
+    code, number_ = ("PICKLE-CALL", 4) if calls else ("CKPT-NONE", 3)
+    with no_hang(), refused(code, number_, str(path), "no model weights"):
+        read_all(path, tensors_only=True)
 
 
 def test_b2_tensors_of_tensors_of_tensors_are_refused(checkpoint):
@@ -982,6 +1319,37 @@ def test_b5_views_of_numbers_no_tensor_can_have_are_refused(checkpoint, kind):
         read_all(path)
     assert caught.value.code in ("PICKLE-VIEW", "PICKLE-MALFORMED"), str(caught.value)
     assert caught.value.exit_code == 4 and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**40, 0, 2), (2**31, 2**31, 0)], ids=str)
+def test_b5_sizes_beside_a_zero_are_limited(checkpoint, refused, shape):
+    path = checkpoint(ok=tensor(), bad=tensor(shape, (1,) * len(shape)))
+    with refused("PICKLE-VIEW", 4, str(path), "bad", str(max(shape))):
+        read_all(path)
+
+
+@pytest.mark.parametrize("key", [number(1 << 20_000), number(2**61 - 1), b"G" + bytes(8), b"K\1)\x86"])
+def test_b5_tensors_under_keys_that_are_no_names_are_left_out(tmp_path, key):
+    body = b"}(" + text("w") + tensor() + key + tensor() + b"u"
+    source, tensors = read_all(save(tmp_path / "model.pt", program(body)))
+    same_bits(tensors, {"w": FOUR})
+    assert any("not tensors, left out" in note for note in source.info.notes)
+
+
+UNNAMED = {
+    "empty": (b"", "empty"),
+    "half a pair": (b"a\xed\xa0\x80", r"a\ud800"),
+    "long": (b"n" * 65537, "65537"),
+}
+
+
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_b5_names_that_are_no_text_are_refused(tmp_path, refused, kind):
+    raw, shown = UNNAMED[kind]
+    body = b"}(" + text("w") + tensor() + b"X" + struct.pack("<I", len(raw)) + raw + tensor() + b"u"
+    path = save(tmp_path / "model.pt", program(body))
+    with refused("WEIGHT-LABEL", 4, str(path), shown):
+        read_all(path)
 
 
 STORAGES = {

@@ -21,7 +21,7 @@ def test_a_coefficient_that_is_nan_is_named_and_nothing_is_composed(refused):
     composition = _composition()
     with torch.no_grad():
         composition.values[3] = float("nan")
-    with refused("COEF-VALUES", 6, composition.slots.blocks[3].block.name, "cars"):
+    with refused("COEF-VALUES", 6, composition.index.blocks[3].block.name, "cars"):
         composition(torch.zeros(1, 3, 16, 16))
 
 

@@ -66,6 +66,40 @@ def test_d1_a_large_change_is_a_warning(base, aniso, tmp_path):
     assert "is the base right?" not in make(aniso, tmp_path, tiny.tuned(base, scale=0.02)).err
 
 
+@pytest.mark.parametrize(
+    "damaged", [{"layers.1.fc.weight": 1e6}, {"layers.2.fc.bias": 1e6}, {"layers.0.gate": 1e8}], ids=str
+)
+def test_d1_one_block_that_was_scaled_is_refused_by_name(base, aniso, tmp_path, damaged):
+    tuned = tiny.tuned(base)
+    ((key, factor),) = damaged.items()
+    tuned[key] *= factor
+    ran = make(aniso, tmp_path, tuned)
+    assert ran.code == 3, ran.err
+    assert "VECTOR-DISTANT" in ran.err and key in ran.err and "--allow-distant" in ran.err
+    allowed = make(aniso, tmp_path, tuned, "--allow-distant")
+    assert allowed.code == 0
+    assert "warning: 1 blocks changed more than fine-tuning does" in allowed.err and key in allowed.err
+    files = ("--base", tmp_path / "base.safetensors", f"a={tmp_path / 'tuned.safetensors'}")
+    built = aniso("bank", "build", *files, "-o", tmp_path / "bank")
+    assert built.code == 3 and key in built.err
+    assert not (tmp_path / "bank").exists()
+
+
+def test_d1_one_block_that_moved_far_is_a_warning(base, aniso, tmp_path):
+    tuned = tiny.tuned(base)
+    tuned["layers.1.fc.weight"] *= 3
+    ran = make(aniso, tmp_path, tuned)
+    assert ran.code == 0
+    assert "warning: 1 blocks changed more than fine-tuning does: layers.1.fc.weight by 2" in ran.err
+
+
+def test_d1_a_matrix_that_started_at_zero_does_not_look_damaged(base, aniso, tmp_path):
+    base["layers.1.fc.weight"] *= 0
+    save_safetensors(tmp_path / "base.safetensors", base, overwrite=True)
+    ran = make(aniso, tmp_path, tiny.tuned(base))
+    assert ran.code == 0 and "more than fine-tuning" not in ran.err
+
+
 def test_d1_fresh_biases_do_not_look_like_another_base(base, aniso, tmp_path):
     for key in base:
         if key.endswith("bias"):

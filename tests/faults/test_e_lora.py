@@ -153,7 +153,7 @@ def test_e6_nonsense_in_the_configuration(made, lora, aniso, tmp_path, r):
     configure(lora, r=r if r != 1e400 else 10**400)
     ran = aniso("vector", "make", "--base", made[1] / "base.safetensors", lora, "-o", tmp_path / "v")
     assert ran.code == 3
-    assert "LORA-" in ran.err
+    assert "LORA-" in ran.err or (r == 1e400 and "DIR-CONFIG" in ran.err)  # no number of JSON that fits
 
 
 @pytest.mark.parametrize("adapter", ["default", "weight", "lora_A", "my.adapter"])

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import datasets
 
+from aniso.data import unlabelled_pictures
 from aniso.data.readers import fetch, parquet, read, recognise, webdataset
 from aniso.errors import AnisoError
 from aniso.weights.files import RawFile
@@ -967,17 +968,62 @@ def test_f16_links_that_multiply(tmp_path):
         assert len(read("folder", tmp_path, {}).parts["all"].codes) == 1
 
 
-def test_f16_links_to_pictures_and_classes_elsewhere(tmp_path):
-    put(tmp_path / "store/1.png")
+def test_f16_links_that_stay_inside_are_followed(tmp_path):
     root = tmp_path / "data"
+    put(root / ".store/1.png")
     (root / "a").mkdir(parents=True)
-    (root / "a/1.png").symlink_to(tmp_path / "store/1.png")
-    (root / "b").symlink_to(tmp_path / "store")
+    (root / "a/1.png").symlink_to(root / ".store/1.png")
+    (root / "b").symlink_to(".store")
     (root / "a/gone.png").symlink_to("nowhere")
     (root / "a/loop.png").symlink_to("loop.png")
-    reading = read("folder", root, {})
-    assert reading.parts["all"].images.ids == ("a/1.png", "b/1.png")
-    assert reading.notes == ("ignored, for it is no picture: a/gone.png, a/loop.png",)
+    (tmp_path / "link").symlink_to("data")
+    for place in (root, tmp_path / "link"):  # the whole data set may be a link
+        reading = read("folder", place, {})
+        assert reading.parts["all"].images.ids == ("a/1.png", "b/1.png")
+        assert "ignored, for it is no picture: a/gone.png, a/loop.png" in reading.notes
+
+
+LEAVING = {
+    "picture": lambda root, store: (root / "a/2.png").symlink_to(store / "1.png"),
+    "class": lambda root, store: (root / "b").symlink_to(store),
+    "folder in a class": lambda root, store: (root / "a/more").symlink_to("../../store"),
+    "by a detour": lambda root, store: (root / "a/2.png").symlink_to("../../data/../store/1.png"),
+}
+
+
+@pytest.mark.parametrize("link", LEAVING.values(), ids=LEAVING)
+def test_f16_links_that_lead_out_of_a_folder_task_are_refused(tmp_path, refused, link):
+    put(tmp_path / "store/1.png")
+    root = tmp_path / "data"
+    put(root / "a/1.png")
+    link(root, tmp_path / "store")
+    with refused("DATA-PATH", 4, "leads out of the data set", "links that stay inside"):
+        read("folder", root, {})
+
+
+def test_f16_a_part_that_is_a_link_out_of_the_task_is_refused(tmp_path, refused):
+    put(tmp_path / "store/a/1.png")
+    put(tmp_path / "data/test/a/2.png")
+    (tmp_path / "data/train").symlink_to(tmp_path / "store")
+    with refused("DATA-PATH", 4, "train"):
+        read("folder", tmp_path / "data", {})
+
+
+def test_f16_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
+    put(tmp_path / "blobs/0123")
+    (tmp_path / "snapshots/main/a").mkdir(parents=True)
+    (tmp_path / "snapshots/main/a/1.png").symlink_to("../../../blobs/0123")
+    assert read("folder", tmp_path / "snapshots/main", {}).parts["all"].images.ids == ("a/1.png",)
+
+
+def test_f16_links_that_lead_out_of_a_folder_of_unsorted_images_are_refused(tmp_path, refused):
+    put(tmp_path / "store/1.png")
+    put(tmp_path / "data/1.png")
+    (tmp_path / "data/2.png").symlink_to("1.png")
+    assert len(unlabelled_pictures(tmp_path / "data", ["a", "b"])[0]) == 2
+    (tmp_path / "data/3.png").symlink_to(tmp_path / "store/1.png")
+    with refused("DATA-PATH", 4, "3.png"):
+        unlabelled_pictures(tmp_path / "data", ["a", "b"])
 
 
 NAMES = [

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from aniso.errors import UsageError
-from aniso.experiments.strict_yaml import parse_yaml, read_yaml, validated
+from aniso.experiments.spec import Experiment, cells
+from aniso.experiments.strict_yaml import Document, parse_yaml, read_yaml, validated
 from watch import FUZZ, no_hang, peak_below
 
 
@@ -213,3 +214,12 @@ def test_g5_damaged_files_are_read_or_refused(data):
         validated(Spec, parse_yaml("".join(text), "x"))
     except UsageError as e:
         assert e.code == "SPEC"
+
+
+def test_g1_a_grid_of_millions_of_cells_is_refused_before_they_are_made(refused):
+    many = {key: list(range(100)) for key in ("seed", "shots", "split_seed", "schedule.epochs")}
+    base = {"setting": "few-shot", "model": "mini", "bank": "mini", "task": "cars"}
+    data = {"schema": 1, "name": "huge", "base": base, "grid": many, "variants": [{"label": "a"}]}
+    document = Document("huge.yaml", data, {})
+    with refused("SPEC", 2, "huge.yaml", "100,000,000 cells"):
+        cells(validated(Experiment, document), document)

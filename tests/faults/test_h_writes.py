@@ -109,6 +109,10 @@ class Hooked(Disk):
         self._note("mkdir")
         super().mkdir(path)
 
+    def rmdir(self, path):
+        self._note("rmdir")
+        super().rmdir(path)
+
     def exchange(self, a, b):
         self._note("exchange")
         super().exchange(a, b)
@@ -258,8 +262,9 @@ def test_H1_a_process_that_dies_at_any_call_leaves_old_or_new(tmp_path, before, 
             assert content(target) == (old if n <= switch(calls) else new), (n, calls[n - 1])
         left = {p.name for p in tmp_path.iterdir()} - {"out"}
         assert all(".partial-" in name for name in left), left
-        write(target)  # whatever was left does not hinder the next attempt
+        write(target)  # whatever was left does not hinder the next attempt, which removes it
         assert content(target) == new
+        assert [p.name for p in tmp_path.iterdir()] == ["out"], (n, calls[:n])
         clear(tmp_path)
     assert (code, n) == (0, len(calls) + 1)
 
@@ -291,9 +296,9 @@ def test_H1_random_kills_never_leave_half_a_file(tmp_path):
         os.close(finish)
         assert content(target) in known
         assert open_weights(target).read("w").unique().numel() == 1
-    for left in tmp_path.glob(".*"):
-        assert ".partial-" in left.name
-        left.unlink()
+    assert len(list(tmp_path.glob(".*.partial-*"))) <= 1  # each writer removes what the one before left
+    save_safetensors(target, contents[0], overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == [target.name]
 
 
 # H2, H3, H4: real disks
@@ -403,8 +408,8 @@ def test_H4_a_file_in_the_way_of_a_directory_is_noticed_at_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_file, write_directory], ids=["file", "directory"])
-@pytest.mark.parametrize("parent", ["missing", "file"])
-def test_H4_an_output_without_a_directory_is_refused_before_the_work(tmp_path, refused, write, parent):
+@pytest.mark.parametrize("parent", ["file", "file/a/b"])
+def test_H4_an_output_below_a_file_is_refused(tmp_path, refused, write, parent):
     (tmp_path / "file").write_text("x")
     with refused("OUT-WRITE", 5, "out"):
         write(tmp_path / parent / "out")
@@ -412,10 +417,42 @@ def test_H4_an_output_without_a_directory_is_refused_before_the_work(tmp_path, r
 
 
 def test_H4_the_work_does_not_begin_without_a_place_for_its_output(tmp_path):
-    with pytest.raises(ResourceError), atomic_file(tmp_path / "missing" / "out"):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ResourceError), atomic_file(tmp_path / "file" / "out"):
         pytest.fail("an hour of work")
-    with pytest.raises(ResourceError), atomic_directory(tmp_path / "missing" / "out"):
+    with pytest.raises(ResourceError), atomic_directory(tmp_path / "file" / "out"):
         pytest.fail("an hour of work")
+
+
+@pytest.mark.parametrize("write", [write_file, write_directory], ids=["file", "directory"])
+def test_H4_missing_directories_above_an_output_are_made_and_go_again_if_it_fails(
+    tmp_path, monkeypatch, write
+):
+    target = tmp_path / "a" / "b" / "out"
+    monkeypatch.setattr(atomic, "disk", hooked := Hooked(lambda *call: None))
+    write(target)
+    monkeypatch.undo()
+    assert content(target) is not None
+    last = switch(hooked.calls)
+    for n in range(1, last + 1):
+        clear(tmp_path)
+
+        def fail(i, name, *args, n=n):
+            if i == n:
+                raise OSError(errno.EIO, "injected")
+
+        monkeypatch.setattr(atomic, "disk", Hooked(fail))
+        with pytest.raises(ResourceError):
+            write(target)
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == [], (n, hooked.calls[n - 1])
+
+
+def test_H4_a_made_directory_that_others_use_meanwhile_stays(tmp_path):
+    with pytest.raises(RuntimeError), atomic_file(tmp_path / "a" / "b" / "out"):
+        (tmp_path / "a" / "mine").write_text("x")
+        raise RuntimeError
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == ["a", "a/mine"]
 
 
 # H12: two processes

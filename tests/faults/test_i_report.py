@@ -205,7 +205,14 @@ def test_csv_cells_are_never_formulas(name):
     made = Table("t", ("m", "x"), ((name, "1"),)).csv()
     cell = list(csv.reader(io.StringIO(made)))[1][0]
     number = name in ("+1", "-1.5e3")
-    assert cell == (name if number else f"'{name}")
+    assert cell == (name if number else f"'{name}".replace("\t", "\\t"))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_csv_cells_hold_no_control_characters(name):
+    made = Table("t", ("m", name), ((name, "1"), ("a\x1b]0;title\x07\x9bb", "2"))).csv()
+    assert all(line.isprintable() for line in made.splitlines()) and len(made.splitlines()) == 3
+    assert "a\\x1b]0;title\\x07\\x9bb" in made
 
 
 def test_the_page_allows_its_own_style_and_nothing_else():

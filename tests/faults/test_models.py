@@ -40,9 +40,9 @@ def says(refused):
         error = caught.error
         assert error.fix.strip()
         assert error.__suppress_context__ or error.__context__ is None
-        told = str(error) + json.dumps(error.to_json())
-        assert "Traceback" not in told
-        assert 'File "' not in told
+        progress = str(error) + json.dumps(error.to_json())
+        assert "Traceback" not in progress
+        assert 'File "' not in progress
 
     return check
 
@@ -552,28 +552,51 @@ def test_a_directory_with_a_pickle_that_would_run(tmp_path, home, says, form):
     assert load_model(path).fingerprint == load_model(home / form).fingerprint
 
 
-def test_arguments_of_timm_that_would_open_other_files_are_not_passed_on(tmp_path):
+@pytest.mark.parametrize("kind", [None, "timm_wrapper"])
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("model_args", "checkpoint_path", "{evil}"),
+        ("model_args", "pretrained", True),
+        ("model_args", "cache_dir", "/nowhere"),
+        ("model_args", "pretrained_cfg", {"file": "{evil}"}),
+        ("model_args", "pretrained_cfg_overlay", {"url": "https://example.org/evil.pth"}),
+        ("pretrained_cfg", "file", "{evil}"),
+        ("pretrained_cfg", "url", "https://example.org/evil.pth"),
+        ("pretrained_cfg", "hf_hub_id", "owner/evil"),
+        (None, "checkpoint_path", "{evil}"),
+    ],
+)
+def test_arguments_of_timm_that_would_open_other_files_are_refused(tmp_path, says, kind, part, key, value):
     timm = pytest.importorskip("timm")
     library = timm.create_model("test_vit", num_classes=3)
     save_safetensors(tmp_path / "model.safetensors", dict(library.state_dict()))
     evil = str(tmp_path / "evil.pth")
     torch.save({"state_dict": Runs(tmp_path / "it-ran")}, evil)
-    wanted = {"checkpoint_path": evil, "pretrained": True, "cache_dir": "/nowhere",
-              "pretrained_cfg": {"file": evil}, "pretrained_cfg_overlay": {}}  # fmt: skip
-    config = {"architecture": "test_vit", "num_classes": 3, "model_args": wanted}
+    config = {"architecture": "test_vit", "num_classes": 3, **({"model_type": kind} if kind else {})}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = load_model(tmp_path).state_dict()
     assert all(torch.equal(found[key], value) for key, value in library.state_dict().items())
+    setting = json.loads(json.dumps({key: value}).replace("{evil}", evil))
+    config |= {part: setting} if part else setting
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with says("DIR-CONFIG", 4, key, "config.json"):
+        load_model(tmp_path)
     assert not (tmp_path / "it-ran").exists()
 
 
-def test_a_timm_directory_cannot_name_another_repository(tmp_path, says):
+@pytest.mark.parametrize("kind", [None, "timm_wrapper"])
+def test_a_timm_directory_cannot_name_another_repository(tmp_path, says, kind):
     pytest.importorskip("timm")
     save_safetensors(tmp_path / "model.safetensors", {"head.weight": torch.zeros(3, 3)})
-    for name in ("hf-hub:owner/evil", "local-dir:/tmp", "../evil", "nosuch"):
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
-        with says("MODEL-NAME", 2, "timm has no model"):
+    for name in ("hf-hub:owner/evil", "hf_hub:owner/evil", "local-dir:/tmp", "../evil"):
+        config = {"architecture": name, **({"model_type": kind} if kind else {})}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with says("DIR-CONFIG", 4, "architecture", name, "config.json"):
             load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "nosuch"}))
+    with says("MODEL-NAME", 2, "timm has no model"):
+        load_model(tmp_path)
 
 
 # configurations that describe nothing
@@ -601,7 +624,6 @@ def test_a_configuration_that_is_no_object(tmp_path, says, file, text):
         lambda config: config["model_cfg"]["vision_cfg"].update(width="wide"),
         lambda config: config["model_cfg"]["vision_cfg"].update(layers=-1, width=-5),
         lambda config: config["model_cfg"]["vision_cfg"].update(timm_model_name="nosuch"),
-        lambda config: config["model_cfg"]["text_cfg"].update(hf_model_name="owner/nosuch"),
         lambda config: config["model_cfg"]["text_cfg"].update(heads=5),
     ],
 )
@@ -616,6 +638,8 @@ def test_an_open_clip_configuration_of_no_model(tmp_path, home, says, change):
         ("vision_cfg", "timm_model_name", "hf-hub:owner/nosuch"),
         ("vision_cfg", "timm_model_name", "local-dir:{evil}"),
         ("text_cfg", "hf_model_name", "{evil}"),
+        ("text_cfg", "hf_model_name", "owner/nosuch"),
+        ("text_cfg", "hf_model_name", "xlm-roberta-base"),
         ("text_cfg", "hf_model_name", "evil"),
         ("text_cfg", "hf_model_name", ["x"]),
     ],

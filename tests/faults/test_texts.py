@@ -15,10 +15,10 @@ import pytest
 import language
 import tiny
 from adapters import random_adapter
-from aniso.data import Passages, read_examples
-from aniso.data.passages import Example
-from aniso.learn import LanguageLoss, guessed, passages
-from aniso.learn.inside import encoder_of, language_model_of
+from aniso.data import TextDataset, read_examples
+from aniso.data.text_dataset import Example
+from aniso.learn import LanguageLoss, evaluate_lm, text_dataset
+from aniso.learn.unwrap import encoder_of, language_model_of
 from aniso.models import load_language_model
 from aniso.vectors import Bank
 
@@ -133,14 +133,14 @@ def test_a_text_of_one_token_has_nothing_to_guess(own: Path, refused: Refused) -
     without_end(own)
     model = load_language_model(own)
     with refused("DATA-TEXT", 3, "line 1", "two tokens"):
-        passages(model, [Example(None, "a", "line 1")], "made")
+        text_dataset(model, [Example(None, "a", "line 1")], "made")
 
 
 def test_an_empty_prompt_gives_nothing_to_guess_from(own: Path, refused: Refused) -> None:
     without_end(own)
     model = load_language_model(own)
     with refused("DATA-TEXT", 3, "line 1"):
-        passages(model, [Example("", "a", "line 1")], "made")
+        text_dataset(model, [Example("", "a", "line 1")], "made")
 
 
 def without_end(model: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_evaluation_is_of_texts_or_of_pictures(aniso: Any, base: Path, more: 
 
 def test_a_split_without_rows_is_none(refused: Refused) -> None:
     with refused("DATA-TEXT", 2, "made"):
-        Passages("made", [], [], 8)
+        TextDataset("made", [], [], 8)
 
 
 def test_a_text_for_a_model_that_answers_is_named(fails: Callable[..., str], tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_models_that_answer_have_a_longest_prompt_too(own: Path, refused: Refuse
     transformers.BartForConditionalGeneration(config).save_pretrained(own)
     model = load_language_model(own)
     long = [Example("the cat sat on a mat " * 8, " home", "line 1")]
-    assert guessed(model, passages(model, long, "made")).tokens > 0
+    assert evaluate_lm(model, text_dataset(model, long, "made")).tokens > 0
     with refused("MODEL-LENGTH", 2, "16"):
-        passages(model, long, "made", length=17)
+        text_dataset(model, long, "made", length=17)
 
 
 @pytest.mark.parametrize("bank", ["other weights", "other kind"])
@@ -316,6 +316,6 @@ def test_pictures_and_texts_are_not_confused(base: Path, refused: Refused) -> No
 
 
 def test_texts_for_testing_are_not_learned_from(base: Path, refused: Refused) -> None:
-    split = passages(load_language_model(base), [Example("a", " cat", "line 1")], "made", "test")
+    split = text_dataset(load_language_model(base), [Example("a", " cat", "line 1")], "made", "test")
     with refused("LEARN-TEST", 2, "made", "--train"):
         LanguageLoss(split)

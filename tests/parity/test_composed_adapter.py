@@ -16,8 +16,8 @@ from torch import nn
 import naive
 import tiny
 from adapters import language_models, random_adapter
-from aniso.compose import Coefficients, Composition, Partition
-from aniso.compose.composed_adapter import _CONV1D_LAYERS, _CONV1D_MODELS, composed_adapter
+from aniso.compose import Coefficients, Composition, Partition, merge_adapters
+from aniso.compose.lora.merged_adapter import _CONV1D_LAYERS, _CONV1D_MODELS
 from aniso.vectors import Bank, LowRank
 from aniso.weights import SafetensorsFile
 from aniso.weights.files import RawFile
@@ -51,7 +51,7 @@ def drawn(bank: Bank, partition: Partition) -> Coefficients:
     zero = Coefficients.zeros(bank, partition)
     values = torch.randn(len(zero), generator=torch.Generator().manual_seed(0))
     assert bool((values < 0).any()) and bool((values > 0).any())
-    return Coefficients(zero.slots, values, zero.origin)
+    return Coefficients(zero.index, values, zero.origin)
 
 
 def features(model: nn.Module) -> torch.Tensor:
@@ -73,7 +73,7 @@ def loaded(home: Path, adapter: Path) -> nn.Module:
 def test_peft_gives_what_the_composition_gives(home: Path, tmp_path: Path, partition: Partition) -> None:
     bank = bank_of(home)
     coefficients = drawn(bank, partition)
-    made = composed_adapter(home / "base", bank, coefficients)
+    made = merge_adapters(home / "base", bank, coefficients)
     made.save(tmp_path / "one")
     model = tiny.hf_clip().eval()
     with Composition.of(model, bank, coefficients).composed() as composed:
@@ -94,10 +94,10 @@ def test_memory_is_planned_for_what_adapters_take(home: Path, tmp_path: Path) ->
 def test_what_is_written_is_read_back_as_the_same_vector(home: Path, tmp_path: Path) -> None:
     bank = bank_of(home)
     coefficients = drawn(bank, Partition.blocks())
-    composed_adapter(home / "base", bank, coefficients).save(tmp_path / "one")
+    merge_adapters(home / "base", bank, coefficients).save(tmp_path / "one")
     again = Bank.build(home / "base", {"one": tmp_path / "one"})["one"]
     for slot, values in zip(
-        coefficients.slots.blocks, coefficients.slots.divided(coefficients.values), strict=True
+        coefficients.index.blocks, coefficients.index.divided(coefficients.values), strict=True
     ):
         deltas = bank.read_block(slot.block.name)
         expected = sum(float(x) * deltas[v].dense() for v, x in zip(slot.vectors, values[:, 0], strict=True))
@@ -110,8 +110,8 @@ def test_fewer_ranks_are_the_best_there_are_and_what_they_miss_is_said(
 ) -> None:
     bank = bank_of(home)
     coefficients = drawn(bank, Partition.blocks())
-    whole = composed_adapter(home / "base", bank, coefficients)
-    small = composed_adapter(home / "base", bank, coefficients, rank=rank)
+    whole = merge_adapters(home / "base", bank, coefficients)
+    small = merge_adapters(home / "base", bank, coefficients, rank=rank)
     lost = total = 0.0
     for module, update in whole.updates.items():
         product = update.b @ update.a
@@ -137,8 +137,8 @@ def test_dense_vectors_and_random_parts_need_a_rank(home: Path, tmp_path: Path, 
     bank = Bank.build(home / "base", {"one": home / "one", "dense": tmp_path / "tuned"})
     coefficients = drawn(bank, Partition.blocks())
     with refused("LORA-KIND", 3, "dense", "--rank"):
-        composed_adapter(home / "base", bank, coefficients)
-    made = composed_adapter(home / "base", bank, coefficients, rank=64)
+        merge_adapters(home / "base", bank, coefficients)
+    made = merge_adapters(home / "base", bank, coefficients, rank=64)
     made.save(tmp_path / "one")
     model = tiny.hf_clip().eval()
     with Composition.of(model, bank, coefficients).composed() as composed:
@@ -147,7 +147,7 @@ def test_dense_vectors_and_random_parts_need_a_rank(home: Path, tmp_path: Path, 
         )
     scattered = drawn(bank_of(home), Partition.random(3, 0))
     with refused("LORA-KIND", 3, "3 parts"):
-        composed_adapter(home / "base", bank_of(home), scattered)
+        merge_adapters(home / "base", bank_of(home), scattered)
 
 
 def test_biases_norms_and_fused_attention_are_refused_by_name(home: Path, tmp_path: Path, refused) -> None:
@@ -156,15 +156,15 @@ def test_biases_norms_and_fused_attention_are_refused_by_name(home: Path, tmp_pa
     )
     bank = Bank.build(home / "base", {"saved": tmp_path / "saved"})
     with refused("LORA-KIND", 3, "post_layernorm"):
-        composed_adapter(home / "base", bank, drawn(bank, Partition.blocks()), rank=4)
+        merge_adapters(home / "base", bank, drawn(bank, Partition.blocks()), rank=4)
     matrices = drawn(bank, Partition.parse("blocks@weight"))
-    assert composed_adapter(home / "base", bank, matrices).ranks
+    assert merge_adapters(home / "base", bank, matrices).ranks
 
 
 def test_nothing_is_written_for_coefficients_that_are_all_zero(home: Path, refused) -> None:
     bank = bank_of(home)
     with refused("COEF-VALUES", 3, "zero"):
-        composed_adapter(home / "base", bank, Coefficients.zeros(bank))
+        merge_adapters(home / "base", bank, Coefficients.zeros(bank))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt", "llama", "t5"])
@@ -180,7 +180,7 @@ def test_language_models_get_one_adapter_of_several(family: str, tmp_path: Path)
         random_adapter(fresh(), tmp_path / f"a{i}", seed=i, r=rank, lora_alpha=4, **config)
     bank = Bank.build(tmp_path / "base", {"a0": tmp_path / "a0", "a1": tmp_path / "a1"})
     coefficients = drawn(bank, Partition.blocks())
-    composed_adapter(tmp_path / "base", bank, coefficients).save(tmp_path / "one")
+    merge_adapters(tmp_path / "base", bank, coefficients).save(tmp_path / "one")
     given: dict[str, Any] = {"input_ids": torch.arange(8)[None]}
     if family == "t5":
         given["decoder_input_ids"] = torch.arange(3)[None]
@@ -221,7 +221,7 @@ def test_an_output_layer_keeps_outputs_first_and_its_update_low_rank(tmp_path: P
     bank = Bank.build(tmp_path / "base", {"a": tmp_path / "a"})
     assert isinstance(bank["a"]["lm_head.weight"], LowRank)
     coefficients = drawn(bank, Partition.blocks())
-    composed_adapter(tmp_path / "base", bank, coefficients).save(tmp_path / "one")
+    merge_adapters(tmp_path / "base", bank, coefficients).save(tmp_path / "one")
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         expected = Composition.of(fresh(), bank, coefficients)(tokens).logits
@@ -249,7 +249,7 @@ def test_ranks_belong_to_layers_whose_names_end_alike(tmp_path: Path) -> None:
     two = naive.low_rank(state, {"inner.proj.weight": 3}, name="two", seed=1)
     bank = Bank.build(state, {"one": one, "two": two})
     coefficients = drawn(bank, Partition.blocks())
-    made = composed_adapter(state, bank, coefficients)
+    made = merge_adapters(state, bank, coefficients)
     made.save(tmp_path / "adapter")
     x = torch.randn(2, 6)
     found = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter")(x)
@@ -268,9 +268,9 @@ def test_parts_of_one_element_each_are_no_columns(
     bank = Bank.build(state, {"one": naive.low_rank(state, {"layer.weight": 1}, name="one")})
     coefficients = drawn(bank, partition)
     with refused("LORA-KIND", 3, "parts are no product"):
-        composed_adapter(state, bank, coefficients)
-    (made,) = composed_adapter(state, bank, coefficients, rank=5).updates.values()
-    own = coefficients.values[coefficients.slots.blocks[0].division.part_of()].view(shape)
+        merge_adapters(state, bank, coefficients)
+    (made,) = merge_adapters(state, bank, coefficients, rank=5).updates.values()
+    own = coefficients.values[coefficients.index.blocks[0].partition.part_of()].view(shape)
     expected = own * bank["one"]["layer.weight"].dense()
     torch.testing.assert_close(made.b @ made.a, expected, rtol=1e-4, atol=1e-6)
 

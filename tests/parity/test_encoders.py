@@ -548,6 +548,36 @@ def test_a_classifier_of_transformers(tmp_path, refused, make):
         encoder.class_weights(ClassList(("hen", "zebra")))
 
 
+def beit():
+    from transformers import BeitConfig, BeitForImageClassification
+
+    common = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    return BeitForImageClassification(
+        BeitConfig(image_size=32, patch_size=8, id2label=LABELS, out_indices=[1, 2], **common)
+    )
+
+
+def deit():
+    from transformers import DeiTConfig, DeiTForImageClassification
+
+    common = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    return DeiTForImageClassification(DeiTConfig(image_size=32, patch_size=8, id2label=LABELS, **common))
+
+
+def swin():
+    from transformers import SwinConfig, SwinForImageClassification
+
+    common = dict(embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=2)
+    return SwinForImageClassification(SwinConfig(image_size=32, patch_size=4, id2label=LABELS, **common))
+
+
+@pytest.mark.parametrize("make", [beit, deit, swin])
+def test_more_classifiers_of_transformers(tmp_path, make):
+    library = shaken(make())
+    library.save_pretrained(tmp_path / "m")
+    assert agrees(load_model(tmp_path / "m"), library, images(2, 32))
+
+
 @pytest.mark.parametrize("make", [vit, dinov2])
 def test_a_classifier_that_transformers_renames(tmp_path, refused, make):
     """Its files have the names of old, its modules new ones; DINOv2 even other tensors."""
@@ -664,6 +694,17 @@ def test_a_directory_as_timm_pushes_it(tmp_path):
     pixels = encoder.transforms.pixels
     assert (pixels.size, pixels.mean, pixels.margin) == (64, (0.1, 0.2, 0.3), 0.9)
     assert (pixels.interpolation, pixels.resize) == ("bilinear", "shortest")
+
+
+def test_a_timm_model_as_transformers_saves_it(tmp_path):
+    from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+    config = TimmWrapperConfig(architecture="test_vit", id2label=LABELS)
+    library = shaken(TimmWrapperForImageClassification(config))
+    library.save_pretrained(tmp_path / "m")
+    encoder = load_model(tmp_path / "m")
+    assert agrees(encoder, library, images(2, encoder.transforms.pixels.size))
+    assert set(encoder.state_dict()) == set(open_weights(tmp_path / "m").tensors)
 
 
 def test_more_labels_than_rows_are_refused_not_read_past_the_end(tmp_path, refused):

@@ -44,7 +44,7 @@ def main(bank: str, partition: str, stream: str, out: str) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     runtime = Runtime(stream=stream == "stream")
     composition = Composition(
-        encoder(), Bank.open(bank), Partition.parse(partition), runtime=runtime, mesh=mesh
+        encoder(), Bank.load(bank), Partition.parse(partition), runtime=runtime, mesh=mesh
     )
     found = steps(composition, samples().chunk(dist.get_world_size())[dist.get_rank()])
     torch.save(found, f"{out}.{dist.get_rank()}")

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import tiny
-from aniso import Bank, BlockSource, Composition, Partition
+from aniso import Bank, Composition, Partition
 from aniso.compose import Baked
+from aniso.vectors import BlockSource
 from aniso.weights import TensorMap, open_weights, save_safetensors
 
 
@@ -149,7 +150,7 @@ def test_baking_takes_the_memory_of_a_few_blocks(tmp_path: Path):
     from aniso import Coefficients
 
     zeros = Coefficients.zeros(bank)
-    Coefficients(zeros.slots, zeros.values + 0.3, zeros.origin).save(tmp_path / "mix.safetensors")
+    Coefficients(zeros.index, zeros.values + 0.3, zeros.origin).save(tmp_path / "mix.safetensors")
     program = """
         import sys
         from pathlib import Path
@@ -159,7 +160,7 @@ def test_baking_takes_the_memory_of_a_few_blocks(tmp_path: Path):
         root = Path(sys.argv[1])
         torch.randn(2_000_000).sum()
         mix = Coefficients.load(root / "mix.safetensors")
-        baked = Baked(root / "base.safetensors", Bank.open(root / "bank"), mix)
+        baked = Baked(root / "base.safetensors", Bank.load(root / "bank"), mix)
         def peak():
             return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
         Path("/proc/self/clear_refs").write_text("5")

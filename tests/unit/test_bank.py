@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 
@@ -10,8 +11,9 @@ import torch
 
 import tiny
 from aniso.vectors import Bank, BlockSource, Dense, LowRank, Provenance, TaskVector
+from aniso.vectors._files.manifest import manifest_checksum
 from aniso.vectors.delta import Term
-from aniso.weights import TensorMap, save_safetensors
+from aniso.weights import TensorMap, open_weights, save_safetensors
 from aniso.weights.atomic import locked
 
 
@@ -171,7 +173,7 @@ def test_adding_over_another_base_or_under_a_taken_name_is_refused(bank, models,
         bank.add(other, {"mnist": tiny.tuned(other)})
     with refused("BANK-NAME", 2, "cars"):
         bank.add(base, {"cars": tuned["dtd"]})
-    assert Bank.open(bank.path).names == ("cars", "dtd", "svhn")
+    assert Bank.load(bank.path).names == ("cars", "dtd", "svhn")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "a" * 101, ".hidden", "é"])
@@ -233,7 +235,7 @@ def test_building_twice_gives_the_same_bytes(models, tmp_path):
         Bank.build(base, tuned, to=tmp_path / f"b{i}", storage="int8")
     for name in ("manifest.json", "vectors-000.safetensors"):
         assert (tmp_path / "b0" / name).read_bytes() == (tmp_path / "b1" / name).read_bytes()
-    assert Bank.open(tmp_path / "b0").content_hash == Bank.open(tmp_path / "b1").content_hash
+    assert Bank.load(tmp_path / "b0").content_hash == Bank.load(tmp_path / "b1").content_hash
 
 
 def test_existing_output_is_kept_unless_asked(bank, models, refused):
@@ -283,6 +285,13 @@ def test_a_manifest_that_does_not_fit_is_refused(bank, damage, aniso):
     (bank.path / "manifest.json").write_text(json.dumps(manifest | damage))
     ran = aniso("bank", "ls", bank.path)
     assert ran.code == 3
+    assert "BANK-" in ran.err or "FILE-HASH" in ran.err
+    # and with a checksum that fits, as a program that writes its own manifests would have it
+    damaged = manifest | damage
+    sealed = damaged | {"checksum": manifest_checksum(damaged)}
+    (bank.path / "manifest.json").write_text(json.dumps(sealed))
+    ran = aniso("bank", "ls", bank.path)
+    assert ran.code == 3
     assert "BANK-" in ran.err
 
 
@@ -307,8 +316,23 @@ def test_a_damaged_index_is_refused_not_believed(bank, refused):
     data = file.read_bytes()
     assert b'"dense":[0,1,2]' in data
     file.write_bytes(data.replace(b'"dense":[0,1,2]', b'"dense":[0,1,7]'))
-    with refused("VECTOR-FILE", 3):
-        Bank.open(bank.path)
+    with refused("FILE-HASH", 3):
+        Bank.load(bank.path)
+    with refused("VECTOR-FILE", 3):  # also where the hash was made to fit
+        TaskVector.load(reindexed(file, "dense", [0, 1, 7]))
+
+
+def reindexed(path, key, value):
+    """The file with one entry of its first cell changed, and the index's hash made to fit."""
+    source = open_weights(path)
+    index = json.loads(bytes(source.read("aniso.index").tolist()))
+    next(iter(index["cells"].values()))[key] = value
+    text = json.dumps(index).encode()
+    tensors = {name: source.read(name) for name in source.tensors if name != "aniso.index"}
+    tensors["aniso.index"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    out = path.with_name("reindexed.safetensors")
+    save_safetensors(out, tensors, {**source.metadata, "index": hashlib.sha256(text).hexdigest()})
+    return out
 
 
 def test_an_ordinary_safetensors_file_is_not_a_vector(models, tmp_path, refused):
@@ -359,7 +383,7 @@ def test_facts_about_vectors_stay_with_them(bank, models, tmp_path, aniso, refus
     assert bank.facts["cars"] == {"zero_shot": 0.25, "tuned": 0.75}
     assert bank.content_hash == content  # what is known of vectors is no part of them
     assert bank.check() == []
-    assert Bank.open(bank.path).only("dtd").facts == {"dtd": {"task": "textures"}}
+    assert Bank.load(bank.path).only("dtd").facts == {"dtd": {"task": "textures"}}
     packed = bank.only("cars").save(tmp_path / "packed", storage="int8")
     assert packed.facts == {"cars": {"zero_shot": 0.25, "tuned": 0.75}}
     added = bank.add(tmp_path / "base.safetensors", {"new": tiny.tuned(models[0], 9)})
@@ -370,7 +394,7 @@ def test_facts_about_vectors_stay_with_them(bank, models, tmp_path, aniso, refus
     for value in (float("nan"), float("inf"), None, [1], torch.tensor(1.0)):
         with refused("BANK-MANIFEST", 2, "tuned"):
             bank.annotate({"cars": {"tuned": value}})
-    assert Bank.open(bank.path).facts["cars"]["tuned"] == 0.75
+    assert Bank.load(bank.path).facts["cars"]["tuned"] == 0.75
 
 
 def test_room_on_a_disk_is_asked_for_what_adapters_take_not_for_what_they_stand_for(monkeypatch, tmp_path):

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
 import tiny
-from aniso.compose import Coefficients, Composition, Partition
+from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Origin
-from aniso.compose.slots import Slots
 from aniso.errors import AnisoError
 from aniso.vectors import Bank, BaseInfo, Block, Kind
 from aniso.vectors.convert import convert
@@ -46,7 +45,7 @@ def bank(folder):
 
 def some(bank, partition=None, seed=0):
     """Random coefficients."""
-    slots = Slots.of(bank, partition or Partition.blocks())
+    slots = CoefficientIndex.of(bank, partition or Partition.blocks())
     g = torch.Generator().manual_seed(seed)
     return Coefficients(slots, torch.randn(slots.count, generator=g), Origin.of(bank))
 
@@ -54,8 +53,8 @@ def some(bank, partition=None, seed=0):
 def places(coefficients):
     """All that slots say, except for where the blocks lie in some file."""
     return [
-        (s.block.name, s.block.shape, s.block.kind, s.block.depth, s.vectors, s.division, s.start)
-        for s in coefficients.slots.blocks
+        (s.block.name, s.block.shape, s.block.kind, s.block.depth, s.vectors, s.partition, s.start)
+        for s in coefficients.index.blocks
     ]
 
 
@@ -79,7 +78,7 @@ PARTS = {
 
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_there_is_a_coefficient_for_each_vector_and_part_of_what_it_changes(bank, text):
-    slots = Slots.of(bank, Partition.parse(text))
+    slots = CoefficientIndex.of(bank, Partition.parse(text))
     expected = {
         (vector, f"layers.{layer}.{name}", part)
         for layer in range(3)
@@ -102,19 +101,19 @@ def test_there_is_a_coefficient_for_each_vector_and_part_of_what_it_changes(bank
 def test_labels_index_items_and_matrices_agree(bank, text):
     made = some(bank, Partition.parse(text))
     found = by_label(made)
-    assert list(found) == list(made.slots.labels())
-    for slot, own in zip(made.slots.blocks, made.slots.divided(made.values), strict=True):
+    assert list(found) == list(made.index.labels())
+    for slot, own in zip(made.index.blocks, made.index.divided(made.values), strict=True):
         assert own.shape == slot.shape
         for i, vector in enumerate(slot.vectors):
             cell = made.of(vector, slot.block.name)
             assert torch.equal(cell, own[i])
-            expected = [found[vector, slot.block.name, part] for part in range(slot.division.count)]
+            expected = [found[vector, slot.block.name, part] for part in range(slot.partition.count)]
             assert cell.tolist() == expected
 
 
 def test_a_coefficient_of_a_whole_vector_is_that_of_all_its_blocks(bank):
     made = some(bank, Partition.whole())
-    for slot, own in zip(made.slots.blocks, made.slots.divided(made.values), strict=True):
+    for slot, own in zip(made.index.blocks, made.index.divided(made.values), strict=True):
         assert own.reshape(-1).tolist() == [float(made.values["abc".index(v)]) for v in slot.vectors]
     assert torch.equal(made.of("c", "layers.0.gate"), made.values[2:])
     assert made.items() == [(v, "*", 0, float(made.values[i])) for i, v in enumerate("abc")]
@@ -137,13 +136,13 @@ def test_the_matrix_has_means_of_cells_and_nan_where_there_is_none(bank, text):
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_gradients_of_blocks_come_back_to_the_values(bank, text):
     """What a block's coefficients get adds up at the value that they were made from."""
-    slots = Slots.of(bank, Partition.parse(text))
+    slots = CoefficientIndex.of(bank, Partition.parse(text))
     values = torch.zeros(slots.count, requires_grad=True)
     sum(((i + 1.0) * own).sum() for i, own in enumerate(slots.divided(values))).backward()
     expected = torch.zeros(slots.count)
     for i, slot in enumerate(slots.blocks):
         for vector in slot.vectors:
-            expected[slots.index(vector, slot.block.name)] += i + 1.0
+            expected[slots.cell(vector, slot.block.name)] += i + 1.0
     assert torch.equal(values.grad, expected)
 
 
@@ -195,10 +194,12 @@ def scratch(tmp_path_factory):
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_every_number_survives_bit_for_bit(bank, scratch, width, data):
-    count = Slots.of(bank, Partition.blocks()).count
+    count = CoefficientIndex.of(bank, Partition.blocks()).count
     numbers = st.floats(width=width, allow_nan=False, allow_infinity=False)
     values = torch.from_numpy(data.draw(arrays(f"float{width}", count, elements=numbers)).copy())
-    Coefficients(Slots.of(bank, Partition.blocks()), values, Origin.of(bank)).save(scratch, overwrite=True)
+    Coefficients(CoefficientIndex.of(bank, Partition.blocks()), values, Origin.of(bank)).save(
+        scratch, overwrite=True
+    )
     found = Coefficients.load(scratch).values
     bits = torch.int32 if width == 32 else torch.int64
     assert found.dtype == values.dtype
@@ -256,7 +257,7 @@ def test_the_file_is_a_few_kilobytes(bank, tmp_path):
     """It is to be sent by mail and kept in git: 21 vectors and 152 blocks, as in the paper."""
     vectors = tuple(f"dataset-{i}" for i in range(21))
     cells = [(Block(name, (768, 768), Kind.ATTENTION, 3), vectors) for name in vit_names()]
-    slots = Slots.made(Partition.blocks(), vectors, cells)
+    slots = CoefficientIndex.from_cells(Partition.blocks(), vectors, cells)
     assert slots.count == 152 * 21
     base = BaseInfo("openai/clip-vit-base-patch32", "1" * 64, "quick_gelu")
     origin = Origin("open_clip", "0" * 64, base, "2" * 64, dict.fromkeys(vectors, "3" * 64))
@@ -298,7 +299,7 @@ def test_wrong_numbers_of_coefficients_are_refused(bank, refused):
     made = some(bank)
     for values in (made.values[1:], made.values.reshape(1, -1), torch.zeros(())):
         with refused("COEF-VALUES", 3, "32 numbers"):
-            Coefficients(made.slots, values, made.origin)
+            Coefficients(made.index, values, made.origin)
 
 
 # the same model under other names

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 import naive
 import tiny
-from aniso.compose import Composition, Partition, Runtime, division, plan, slab, stack, store
-from aniso.compose.factored import Factorisation
-from aniso.compose.layer_weight import LayerWeight
-from aniso.compose.linear import KeptLayer
+from aniso.compose import Composition, Partition, Runtime, plan
+from aniso.compose._engine import block_partition, delta_stack, delta_store, weight_buffer
+from aniso.compose._layers.cached_linear import CachedLinear
+from aniso.compose._layers.layer_weight import LayerWeight
+from aniso.compose._layers.low_rank_linear import LowRankUpdate
 from aniso.vectors import Bank, BlockSource
 from aniso.weights import TensorMap
 
@@ -93,8 +94,8 @@ def check(model, bank, run, x, partition=None, runtime=None):
         assert torch.equal(run(m, x), run(wide, x))
     with comp.composed() as m:
         y = run(m, x)
-        layers = [t._layer for t in comp._engine.installed.values() if isinstance(t, LayerWeight)]
-    kept = all(isinstance(layer, KeptLayer) for layer in layers)
+        layers = [t._layer for t in comp._installer.installed.values() if isinstance(t, LayerWeight)]
+    kept = all(isinstance(layer, CachedLinear) for layer in layers)
     # torch's own layers round differently when their weights take no gradient
     assert torch.equal(y, run(wide, x)) if kept else naive.close(y, run(wide, x), 1e-14)
     naive.randomise(comp)
@@ -129,7 +130,7 @@ def test_query_key_and_value_may_be_blocks_of_their_own(name, partition):
     tuned = {f"v{i}": tiny.tuned_vision(model.state_dict(), is_vision, i + 1) for i in range(2)}
     bank = Bank.build(base, tuned)
     comp = check(model, bank, run, x, partition)
-    assert any(slot.block.name.endswith("in_proj_weight.k") for slot in comp.slots.blocks)
+    assert any(slot.block.name.endswith("in_proj_weight.k") for slot in comp.index.blocks)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -183,11 +184,11 @@ def test_weights_composed_in_passing(name, partition, stream, directory, monkeyp
     if stream:
         bank = stored(name, "fp32", directory)
     comp = check(model, bank, run, x, partition, Runtime(stream=stream))
-    kept = {k for k, w in comp._engine.installed.items() if not isinstance(w, LayerWeight)}
+    kept = {k for k, w in comp._installer.installed.items() if not isinstance(w, LayerWeight)}
     linear = {k for k, m in comp.model.named_modules() if isinstance(m, nn.Linear)}
     # three tensors of one block; and one that lies the other way round in its block
     linear -= {k for k in linear if k.endswith(("q_proj", "k_proj", "v_proj", "visual_projection"))}
-    moved = {f"{k}.weight" for k in linear} & set(comp._engine.installed)
+    moved = {f"{k}.weight" for k in linear} & set(comp._installer.installed)
     assert moved and not moved & kept
 
 
@@ -250,10 +251,10 @@ def test_packed_query_key_and_value(name, storage, tmp_path, monkeypatch):
 @pytest.mark.parametrize("storage", ["fp32", "int4", "residual2"])
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
 def test_small_tiles_runs_and_chunks_change_nothing(storage, partition, directory, monkeypatch):
-    monkeypatch.setattr(stack, "_TILE", 700)
-    monkeypatch.setattr(division, "_RUN", 300)
+    monkeypatch.setattr(delta_stack, "_TILE", 700)
+    monkeypatch.setattr(block_partition, "_RUN", 300)
     monkeypatch.setattr(plan, "CHUNK", 1000)
-    monkeypatch.setattr(store, "CHUNK", 1000)
+    monkeypatch.setattr(delta_store, "CHUNK", 1000)
     model, run, x, _ = family("plain")
     bank = stored("plain", storage, directory)
     for runtime in (Runtime(), Runtime(stream=True)):
@@ -264,7 +265,7 @@ def test_small_tiles_runs_and_chunks_change_nothing(storage, partition, director
 @pytest.mark.parametrize("chunk", [1000, plan.CHUNK])
 def test_some_blocks_in_memory_and_some_on_disk(storage, chunk, directory, monkeypatch):
     monkeypatch.setattr(plan, "CHUNK", chunk)
-    monkeypatch.setattr(store, "CHUNK", chunk)
+    monkeypatch.setattr(delta_store, "CHUNK", chunk)
     model, run, x, _ = family("plain")
     bank = stored("plain", storage, directory)
     roomy = Composition(naive.double(model), bank).plan
@@ -277,13 +278,13 @@ def test_a_weights_gradient_does_not_wait_for_the_rest_of_the_backward_pass(dire
     model, run, x, _ = family("plain")
     comp = Composition(model, stored("plain", "fp32", directory))
     order = []
-    gradients = slab.Slab.gradients
+    gradients = weight_buffer.WeightBuffer.gradients
 
     def noted(self, grads):
-        order.append(self.windows[0].key)
+        order.append(self.views[0].key)
         return gradients(self, grads)
 
-    monkeypatch.setattr(slab.Slab, "gradients", noted)
+    monkeypatch.setattr(weight_buffer.WeightBuffer, "gradients", noted)
     comp.model.ln.register_full_backward_hook(lambda *_: order.append("through ln"))
     run(comp, x).sum().backward()
     assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("through ln")
@@ -350,8 +351,8 @@ def test_a_unit_vector_is_the_tuned_model(name):
             for comp in (narrow, wide):
                 with torch.no_grad():
                     comp.values.zero_()
-                    for slot in comp.slots.blocks:
-                        comp.values[comp.slots.index(vector, slot.block.name)] = 1
+                    for slot in comp.index.blocks:
+                        comp.values[comp.index.cell(vector, slot.block.name)] = 1
             expected = naive.weights(wide, model, wide.values.detach())
             for key, t in narrow.weights().items():
                 assert torch.allclose(t, tuned[key], rtol=1e-6, atol=1e-6), key
@@ -386,7 +387,7 @@ WAYS = {"beside the base": (0, 1, 1), "composed and watched": (1, 0, 1), "ordina
 
 
 def force(monkeypatch, way):
-    monkeypatch.setattr(Factorisation, "costs", lambda self, tokens: WAYS[way])
+    monkeypatch.setattr(LowRankUpdate, "costs", lambda self, tokens: WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -438,8 +439,8 @@ def test_few_tokens_go_beside_the_base_and_many_do_not(monkeypatch):
     vector = naive.low_rank(layer.state_dict(), {"0.weight": 2}, name="a")
     bank = Bank.build(layer.state_dict(), {"a": vector})
     used = []
-    beside = Factorisation.beside
-    monkeypatch.setattr(Factorisation, "beside", lambda *a: used.append(1) or beside(*a))
+    beside = LowRankUpdate.beside
+    monkeypatch.setattr(LowRankUpdate, "beside", lambda *a: used.append(1) or beside(*a))
     check(layer, bank, call, torch.randn(4096, 64))
     assert not used
     check(layer, bank, call, torch.randn(1, 64))

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import naive
 import tiny
 from aniso.compose import Composition, Partition, Runtime
-from aniso.compose.factored import Factorisation
-from aniso.compose.layer_weight import LayerWeight
-from aniso.compose.slab import Slab
+from aniso.compose._engine.weight_buffer import WeightBuffer
+from aniso.compose._layers.layer_weight import LayerWeight
+from aniso.compose._layers.low_rank_linear import LowRankUpdate
 from aniso.errors import AnisoError
 from aniso.vectors import Bank
 
@@ -107,10 +107,10 @@ def loss(comp, x):
 
 @pytest.fixture
 def fills(monkeypatch):
-    """How often a slab was composed."""
+    """How often a buffer was composed."""
     calls = []
-    original = Slab._fill
-    monkeypatch.setattr(Slab, "_fill", lambda self, *a: calls.append(self) or original(self, *a))
+    original = WeightBuffer._fill
+    monkeypatch.setattr(WeightBuffer, "_fill", lambda self, *a: calls.append(self) or original(self, *a))
     return calls
 
 
@@ -200,7 +200,7 @@ def test_the_same_values_are_composed_once(comp, fills):
     with torch.no_grad():
         comp(X.double())
     comp.eval()(X.double())
-    assert len(set(map(id, fills))) == len(fills)  # no slab twice
+    assert len(set(map(id, fills))) == len(fills)  # no buffer twice
     before = len(fills)
     with torch.no_grad():
         comp.values[0] += 1
@@ -293,7 +293,7 @@ def test_dense_vectors_go_back_through_the_old_weights():
 def test_an_interrupted_composition_is_not_taken_for_the_last_one(comp, monkeypatch):
     x = X.double()
     values, y = comp.values.clone(), comp(x)
-    original, calls = Slab._fill, []
+    original, calls = WeightBuffer._fill, []
 
     def interrupted(self, *args):
         calls.append(self)
@@ -301,7 +301,7 @@ def test_an_interrupted_composition_is_not_taken_for_the_last_one(comp, monkeypa
             raise KeyboardInterrupt
         original(self, *args)
 
-    monkeypatch.setattr(Slab, "_fill", interrupted)
+    monkeypatch.setattr(WeightBuffer, "_fill", interrupted)
     naive.randomise(comp, 9)
     with pytest.raises(KeyboardInterrupt):
         comp(x)
@@ -499,12 +499,12 @@ def test_what_ran_before_leaves_no_trace_in_a_gradient(tokens):
 def test_copies_share_the_vectors_that_are_in_memory():
     model = small()
     comp = Composition(model, bank_of(model)).prepare()
-    assert copy.deepcopy(comp)._vectors(None) is comp._vectors(None)
+    assert copy.deepcopy(comp)._delta_store(None) is comp._delta_store(None)
     streamed = Composition(model, bank_of(model), runtime=Runtime(stream=True)).prepare()
     other = copy.deepcopy(streamed)
-    assert other._vectors(None) is not streamed._vectors(None)  # a reader has one place at a time
+    assert other._delta_store(None) is not streamed._delta_store(None)  # a reader has one place at a time
     moved = copy.deepcopy(comp).double()
-    assert moved._vectors(None) is not comp._vectors(None)
+    assert moved._delta_store(None) is not comp._delta_store(None)
 
 
 def test_a_copy_inside_of_a_copied_module():
@@ -638,7 +638,7 @@ def test_tied_weights_move_together():
     x = torch.tensor([[1, 2, 3], [4, 5, 10]])
     comp = agrees(model, x)
     assert comp._model.decode.weight is comp._model.embed.weight
-    assert [s.block.name for s in comp.slots.blocks].count("embed.weight") == 1
+    assert [s.block.name for s in comp.index.blocks].count("embed.weight") == 1
     copied = copy.deepcopy(comp)
     loss_of = naive.probe(copied(x))
     loss_of.backward()
@@ -788,7 +788,7 @@ def slow_bfloat16():
 @pytest.mark.parametrize("way", ["beside", "watched"])
 def test_autocast_runs_and_is_close(kind, way, monkeypatch, slow_bfloat16):
     costs = {"beside": (0, 1, 1), "watched": (1, 0, 1)}[way]
-    monkeypatch.setattr(Factorisation, "costs", lambda self, tokens: costs)
+    monkeypatch.setattr(LowRankUpdate, "costs", lambda self, tokens: costs)
     model = small()
     comp = Composition(model, BANKS[kind](model))
     naive.randomise(comp)
@@ -809,7 +809,7 @@ def test_autocast_runs_and_is_close(kind, way, monkeypatch, slow_bfloat16):
 def test_autocast_over_attention_with_low_rank_vectors(way, monkeypatch, slow_bfloat16):
     """Query with an adapter and key without one must come out in one format."""
     costs = {"beside": (0, 1, 1), "watched": (1, 0, 1), "ordinary": (1, 1, 0)}[way]
-    monkeypatch.setattr(Factorisation, "costs", lambda self, tokens: costs)
+    monkeypatch.setattr(LowRankUpdate, "costs", lambda self, tokens: costs)
     model = tiny.hf_clip()
     key = "visual.transformer.resblocks.0.attn.in_proj_weight"
     for thirds in ((), (0,)):
@@ -828,7 +828,7 @@ def test_autocast_over_attention_with_low_rank_vectors(way, monkeypatch, slow_bf
 @pytest.mark.parametrize("kind", BANKS)
 def test_a_model_in_bfloat16(kind, way, monkeypatch, slow_bfloat16):
     costs = {"beside": (0, 1, 1), "watched": (1, 0, 1), "ordinary": (1, 1, 0)}[way]
-    monkeypatch.setattr(Factorisation, "costs", lambda self, tokens: costs)
+    monkeypatch.setattr(LowRankUpdate, "costs", lambda self, tokens: costs)
     model = small().to(torch.bfloat16)
     comp = Composition(model, BANKS[kind](model))
     assert comp.values.dtype == torch.float32
@@ -883,14 +883,14 @@ def test_the_gradient_of_a_weight_is_gone_when_it_was_used(monkeypatch):
     comp = Composition(model, bank_of(model))
     naive.randomise(comp)
     seen, most = [], [0]
-    original = Slab.gradients
+    original = WeightBuffer.gradients
 
     def watched(self, grads):
         seen.extend(weakref.ref(g) for g in grads if g is not None)
         most[0] = max(most[0], sum(r() is not None for r in seen))
         return original(self, grads)
 
-    monkeypatch.setattr(Slab, "gradients", watched)
+    monkeypatch.setattr(WeightBuffer, "gradients", watched)
     y = comp(X)
     y.square().sum().backward()
     assert len(seen) > 3
@@ -898,7 +898,7 @@ def test_the_gradient_of_a_weight_is_gone_when_it_was_used(monkeypatch):
     assert most[0] <= 4  # of one layer at a time
     with comp.composed() as m:
         assert all(p.grad is None for p in m.parameters())
-        installed = comp._engine.installed.values()
+        installed = comp._installer.installed.values()
         tensors = [t._connected() if isinstance(t, LayerWeight) else t for t in installed]
         assert all(t.is_leaf is False and t.retains_grad is False for t in tensors)
 
@@ -915,7 +915,7 @@ def test_buffers_are_used_again(kind, keeps):
         optimiser.zero_grad()
         found = loss(comp, X)
         found.backward()
-        used = [s for s in comp._engine.slabs if not s.windows[0].key.startswith("extra")]
+        used = [s for s in comp._installer.buffers if not s.views[0].key.startswith("extra")]
         places.add(tuple(s._buffer.data_ptr() for s in used))
         optimiser.step()
         with torch.no_grad():
@@ -933,7 +933,7 @@ def test_buffers_of_weights_that_are_not_used_are_used_again():
     for i in range(4):
         naive.randomise(comp, i)
         loss(comp, X).backward()
-        unused = [s for s in comp._engine.slabs if s.windows[0].key.startswith("extra")]
+        unused = [s for s in comp._installer.buffers if s.views[0].key.startswith("extra")]
         assert unused
         places.add(tuple(s._buffer.data_ptr() for s in unused))
         old.append(torch.empty_like(unused[0]._buffer))  # so that freed memory is not given out again
@@ -949,8 +949,8 @@ def test_forward_passes_without_backward_use_one_buffer():
     for i in range(4):
         naive.randomise(comp, i)
         comp(X)
-        places.add(tuple(s._buffer.data_ptr() for s in comp._engine.slabs))
-        old.extend(torch.empty_like(s._buffer) for s in comp._engine.slabs)
+        places.add(tuple(s._buffer.data_ptr() for s in comp._installer.buffers))
+        old.extend(torch.empty_like(s._buffer) for s in comp._installer.buffers)
     assert len(places) == 1
 
 
@@ -959,7 +959,7 @@ def test_nothing_stays_behind_when_a_composition_goes():
     comp = Composition(model, bank_of(model))
     naive.randomise(comp)
     loss(comp, X).backward()
-    refs = [weakref.ref(t) for t in comp._engine.installed.values()]
+    refs = [weakref.ref(t) for t in comp._installer.installed.values()]
     del comp
     gc.collect()
     assert not any(r() is not None for r in refs)
@@ -1012,8 +1012,8 @@ def test_the_compiled_path_is_the_same_for_any_number_of_threads(storage, wide_b
             torch.set_num_threads(threads)
             comp = Composition(model, banks[storage])
             naive.randomise(comp)
-            (slab,) = (s for s in comp._running().slabs if s.windows[0].key == "0.weight")
-            results.append((comp.weights()["0.weight"], slab.gradients([gradient])[0]))
+            (buffer,) = (s for s in comp._install().buffers if s.views[0].key == "0.weight")
+            results.append((comp.weights()["0.weight"], buffer.gradients([gradient])[0]))
     finally:
         torch.set_num_threads(1)
     for other in results[1:]:

@@ -8,7 +8,7 @@ from torch import nn
 
 import naive
 from aniso.compose import Composition, Runtime, plan
-from aniso.compose.store import Store
+from aniso.compose._engine.delta_store import DeltaStore
 from aniso.vectors import Bank
 
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
@@ -37,14 +37,14 @@ def test_nothing_composed_is_left_after_a_step():
     model = small()
     comp = Composition(naive.double(model), bank_of(model))
     naive.randomise(comp)
-    assert comp.plan.passing
-    assert "in memory; 2 weights composed anew in every pass" in comp.plan.strategy
+    assert comp.plan.recomputed
+    assert "in memory; 2 weights recomputed in every pass" in comp.plan.strategy
     comp(X.double()).sum().backward()
     comp.weights()
-    passing = [s for s in comp._engine.slabs if s.blocks[0][1].block.name in comp.plan.passing]
+    recomputed = [b for b in comp._installer.buffers if b.blocks[0].entry.block.name in comp.plan.recomputed]
     naive.randomise(comp, 4)
     comp(X.double()).sum().backward()
-    assert passing and all(slab._buffer is None for slab in passing)
+    assert recomputed and all(buffer._buffer is None for buffer in recomputed)
 
 
 def test_second_derivatives_are_refused_not_wrong(refused):
@@ -69,20 +69,20 @@ def test_vectors_from_disk_are_kept_composed_for_answers_if_there_is_room(tmp_pa
     bank = bank_of(model, to=tmp_path / "bank")
     reads = []
     monkeypatch.setattr(
-        Store, "_read", lambda self, key, read=Store._read: reads.append(key) or read(self, key)
+        DeltaStore, "_read", lambda self, key, read=DeltaStore._read: reads.append(key) or read(self, key)
     )
     monkeypatch.setattr(plan, "_composed_bytes", lambda *_: (1000, 0))
     comp = Composition(naive.double(model), bank, runtime=Runtime(stream=True))
     naive.randomise(comp)
-    assert comp.plan.passing and not comp.plan.answers_pass and comp.plan.composed == 1000
-    assert "all from disk twice a step; 2 weights composed anew in every step of" in comp.plan.strategy
+    assert comp.plan.recomputed and not comp.plan.recomputed_in_evaluation and comp.plan.composed == 1000
+    assert "all from disk twice a step; 2 weights recomputed in every training step" in comp.plan.strategy
     with torch.no_grad():
         y = comp(X.double())
         count = len(reads)
         assert torch.equal(comp(X.double()), y)
     assert count and len(reads) == count
     tight = Composition(small().double(), bank, runtime=Runtime(stream=True, memory=comp.plan.buffers + 999))
-    assert tight.plan.answers_pass and tight.plan.composed == 0
+    assert tight.plan.recomputed_in_evaluation and tight.plan.composed == 0
 
 
 def test_threads_may_answer_from_disk_at_once(tmp_path):

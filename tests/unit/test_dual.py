@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from aniso.compose.dual import by_hand
+from aniso.compose.linearised.jvp_rules import jvp_rule
 
 
 def numbers(*shape, seed):
@@ -59,7 +59,7 @@ def results(function, call, tensors, tangents, which):
 def compare(function, call, shapes, which):
     tensors = [numbers(*s, seed=i) for i, s in enumerate(shapes)]
     tangents = [numbers(*s, seed=100 + i) for i, s in enumerate(shapes)]
-    found = results(lambda *a, **k: by_hand(function, a, k), call, tensors, tangents, which)
+    found = results(lambda *a, **k: jvp_rule(function, a, k), call, tensors, tangents, which)
     expected = results(function, call, tensors, tangents, which)
     if found is not None:
         for a, b in zip(found, expected, strict=True):
@@ -98,21 +98,21 @@ def test_attention_that_is_not_plain_is_left_to_torch(more):
     q = numbers(2, 3, 4, 5, seed=0)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, q)
-        assert by_hand(F.scaled_dot_product_attention, (dual, dual, dual), more) is None
+        assert jvp_rule(F.scaled_dot_product_attention, (dual, dual, dual), more) is None
 
 
 def test_inputs_that_take_gradients_are_left_to_torch():
     """The derivative depends on them in a second way, which nothing here knows."""
     x, w = numbers(4, 3, seed=0).requires_grad_(), numbers(5, 3, seed=1)
     with forward_ad.dual_level():
-        assert by_hand(F.linear, (x, forward_ad.make_dual(w, w)), {}) is None
+        assert jvp_rule(F.linear, (x, forward_ad.make_dual(w, w)), {}) is None
 
 
 def test_functions_without_a_derivative_by_hand_are_left_to_torch():
-    assert by_hand(F.gelu, (numbers(3, seed=0),), {}) is None
+    assert jvp_rule(F.gelu, (numbers(3, seed=0),), {}) is None
 
 
 def test_autocast_is_left_to_torch():
     x, w = numbers(4, 3, seed=0).float(), numbers(5, 3, seed=1).float()
     with forward_ad.dual_level(), torch.autocast("cpu", torch.bfloat16):
-        assert by_hand(F.linear, (x, forward_ad.make_dual(w, w)), {}) is None
+        assert jvp_rule(F.linear, (x, forward_ad.make_dual(w, w)), {}) is None

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import runs
 import tiny
 from adapters import language_models, random_adapter
-from aniso.compose import Composition
-from aniso.compose.factors import FactorComposition
+from aniso.compose import Composition, FactorComposition
 from aniso.vectors import Bank
 from aniso.vectors.convert import renamed
 from aniso.weights import TensorMap
@@ -76,7 +75,7 @@ def test_outputs_and_gradients_are_those_of_the_formula(home: Path) -> None:
     with torch.no_grad():
         composition.values.copy_(torch.randn(composition.values.shape, generator=g))
     leaves: dict[tuple[str, str], list[Tensor]] = {}
-    for slot in composition.slots.blocks:
+    for slot in composition.index.blocks:
         which, name = slot.block.name.split("/", 1)
         for k, vector in enumerate(slot.vectors):
             leaf = composition.values.detach()[slot.start + k].clone().requires_grad_()
@@ -92,7 +91,7 @@ def test_outputs_and_gradients_are_those_of_the_formula(home: Path) -> None:
     (own,) = torch.autograd.grad(found.square().sum(), composition.values)
     others = torch.autograd.grad(expected.square().sum(), [leaf for pair in leaves.values() for leaf in pair])
     by_leaf = dict(zip([(key, i) for key in leaves for i in (0, 1)], others, strict=True))
-    for slot in composition.slots.blocks:
+    for slot in composition.index.blocks:
         which, name = slot.block.name.split("/", 1)
         for k, vector in enumerate(slot.vectors):
             expected_one = by_leaf[(vector, name.replace("/", ".")), "AB".index(which)]
@@ -107,7 +106,7 @@ def test_it_begins_at_the_base_and_can_leave_it(home: Path) -> None:
     torch.testing.assert_close(found, model(**given).image_embeds, rtol=0, atol=0)
     (gradient,) = torch.autograd.grad(found.square().sum(), composition.values)
     moved = {
-        s.block.name[0]: gradient[s.start : s.start + s.size].abs().sum() for s in composition.slots.blocks
+        s.block.name[0]: gradient[s.start : s.start + s.size].abs().sum() for s in composition.index.blocks
     }
     assert moved["B"] > 0 and moved["A"] == 0  # without B there is nothing that A could change
 
@@ -246,9 +245,9 @@ def test_an_adapter_without_a_block_has_no_coefficient_there(home: Path, tmp_pat
     )
     bank = Bank.build(home / "base", {"a": home / "a", "few": tmp_path / "few"})
     composition = FactorComposition.of(tiny.hf_clip(), bank).composition
-    counts = {slot.block.name: len(slot.vectors) for slot in composition.slots.blocks}
+    counts = {slot.block.name: len(slot.vectors) for slot in composition.index.blocks}
     assert set(counts.values()) == {1, 2}
-    for slot in composition.slots.blocks:
+    for slot in composition.index.blocks:
         if slot.block.name.startswith("A/"):
             own = composition.values[slot.start : slot.start + slot.size]
             assert torch.equal(own, torch.full_like(own, 1 / len(slot.vectors)))

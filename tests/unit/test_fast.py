@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aniso.compose import fast
+from aniso.compose._kernels import dispatch
 from aniso.vectors import Packing
 from aniso.vectors.packing import GROUP
 
@@ -40,22 +40,22 @@ def test_sums_and_products_are_those_of_double_precision(form, rows, in_place):
     coefficients = torch.randn(rows, generator=g)
 
     out = base.clone() if in_place else torch.empty_like(base)
-    fast.add(out, out if in_place else base, stored, coefficients, packing, scales)
+    dispatch.add(out, out if in_place else base, stored, coefficients, packing, scales)
     expected = base.double() + coefficients.double() @ exact
     assert (out - expected).abs().max() < 1e-6 * expected.abs().max()
 
     if not in_place:
-        fast.add(out.fill_(7), None, stored, coefficients, packing, scales)
+        dispatch.add(out.fill_(7), None, stored, coefficients, packing, scales)
         assert (out - (expected - base.double())).abs().max() < 1e-6 * expected.abs().max()
-        fast.add(out, base, stored, coefficients, packing, scales)
+        dispatch.add(out, base, stored, coefficients, packing, scales)
 
-    found = fast.dots(stored, gradient, packing, scales)[:, 0]
+    found = dispatch.dots(stored, gradient, packing, scales)[:, 0]
     products = exact @ gradient.double()
     size = exact.norm(dim=1) * gradient.double().norm()
     assert ((found - products).abs() <= 1e-7 * size).all()
 
     again = base.clone() if in_place else torch.empty_like(base)
-    at_once = fast.add_and_dots(
+    at_once = dispatch.add_and_dots(
         again, again if in_place else base, stored, coefficients, gradient, packing, scales
     )
     assert torch.equal(again, out) and torch.equal(at_once[:, 0], found)
@@ -69,6 +69,6 @@ def test_a_sum_rounds_against_the_base_once(in_place):
     base = torch.randn(ELEMENTS, generator=g) * 1e3
     ones = torch.ones(21)
     out = base.clone() if in_place else torch.empty_like(base)
-    fast.add(out, out if in_place else base, stored, ones)
+    dispatch.add(out, out if in_place else base, stored, ones)
     once = base + (stored.double().sum(0)).float()
     assert (out != once).double().mean() < 1e-3  # only where the sum itself was about to round otherwise

@@ -17,8 +17,8 @@ from torch import nn
 import colours
 import pictures
 from aniso.compose import Composition, Linearised, Partition
-from aniso.data import Task, draw, load_task
-from aniso.learn import Trained
+from aniso.data import Task, load_task, sampling
+from aniso.learn import Trainable
 from aniso.learn.evaluate import answers, evaluate
 from aniso.learn.features import FeatureCache, encoder_of, features, identity, passed
 from aniso.learn.heads import TipAdapter
@@ -76,7 +76,7 @@ def test_features_are_what_the_model_says_to_a_view(world: colours.World, view: 
     for number in range(2):
         for place in range(len(split)):
             words = (7, number, split.keys[place], 0, seen.name, 0)
-            rng = torch.Generator().manual_seed(draw.number(*words))
+            rng = torch.Generator().manual_seed(sampling.number(*words))
             drawn = seen.finish(seen(split.picture(place), rng)[None])
             with torch.no_grad():
                 torch.testing.assert_close(found[number, place], model(drawn)[0], rtol=1e-4, atol=1e-5)
@@ -125,7 +125,9 @@ def test_a_models_mode_is_as_it_was(world: colours.World, mode: bool) -> None:
 
 def test_progress_is_told_over_all_views(world: colours.World) -> None:
     seen: list[tuple[str, int, int]] = []
-    features(world.encoder, world.target.split("val"), views=2, batch=6, told=lambda *said: seen.append(said))
+    features(
+        world.encoder, world.target.split("val"), views=2, batch=6, progress=lambda *said: seen.append(said)
+    )
     assert seen == [("features of target val", done, 20) for done in (6, 10, 16, 20)]
 
 
@@ -440,7 +442,7 @@ def test_running_a_composition_does_not_change_who_it_is(world: colours.World, l
 
 @pytest.mark.parametrize("linearised", [False, True])
 def test_identity_changes_with_weights_that_are_trained(world: colours.World, linearised: bool) -> None:
-    trained = Trained.weights(world.encoder, linearised=linearised)
+    trained = Trainable.weights(world.encoder, linearised=linearised)
     before = identity(trained.model)
     with torch.no_grad():
         next(iter(trained.tensors.values())).view(-1)[0].add_(1e-3)

@@ -20,15 +20,15 @@ from aniso.learn import (
     CrossEntropy,
     Lowest,
     Schedule,
-    Trained,
+    Trainable,
     evaluate,
     fit,
 )
+from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.learn._training.loop import Loop
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.fit import _doubts
 from aniso.learn.keep import Last
-from aniso.learn.loop import Loop
-from aniso.learn.passes import Passes
 
 SHORT = Schedule(epochs=2, lr=0.2, batch=8)
 ONE_STEP = Schedule(epochs=1, lr=0.1, batch=16, clip=1e6)
@@ -58,7 +58,7 @@ def bytes_of(values):
 
 
 def batches_of(world, terms, schedule, seed=0, epoch=0):
-    made = Passes([(term.split, term.views(world.encoder)) for term in terms], schedule, seed)
+    made = EpochSampler([(term.split, term.views(world.encoder)) for term in terms], schedule, seed)
     return list(made.epoch(epoch))
 
 
@@ -82,7 +82,7 @@ def gradients_in(world, objective, schedule, start=None):
     if start is not None:
         with torch.no_grad():
             composition.values.copy_(start)
-    trained = Trained.coefficients(composition)
+    trained = Trainable.coefficients(composition)
     whole = objective * 1.0
     loop = Loop(trained, whole, schedule, Last())
     terms = [term for _, term in whole.data_terms]
@@ -220,7 +220,7 @@ def with_dropout(model, p):
 def test_dropout_inside_a_model_is_drawn_by_the_step(world):
     def run(p, seed, disturbed):
         torch.manual_seed(disturbed)
-        trained = Trained.weights(world.encoder)
+        trained = Trainable.weights(world.encoder)
         with_dropout(trained.model, p)
         before = torch.get_rng_state()
         fit(trained, CrossEntropy(world.target.train), SHORT, seed=seed)
@@ -339,11 +339,11 @@ def test_a_value_term_adds_its_own_gradient_once(world):
     start = away_from_zero(world)
     term, norm = CrossEntropy(world.target.train), CoefficientNorm()
     without, _ = gradients_in(world, term, ONE_STEP, start)
-    expected = without + 0.5 * start.sign() / len(world.composition().slots.blocks)
+    expected = without + 0.5 * start.sign() / len(world.composition().index.blocks)
     for micro in (None, 3):
         found, losses = gradients_in(world, term + 0.5 * norm, replace(ONE_STEP, micro_batch=micro), start)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-        assert losses[norm.name] == (pytest.approx(float(norm.loss(start, world.composition().slots))), 1)
+        assert losses[norm.name] == (pytest.approx(float(norm.loss(start, world.composition().index))), 1)
 
 
 # slices
@@ -410,7 +410,7 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
             optimiser="sgd",
         )
         loop = Loop(
-            Trained.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last()
+            Trainable.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last()
         )
         list(loop.run(lambda *_: None, lambda: None))
         found[precision] = composition.values.detach().clone()
@@ -422,7 +422,7 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
 def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves):
     composition = world.composition()
     schedule = Schedule(epochs=1, lr=0.1, batch=16, precision="fp16")
-    loop = Loop(Trained.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last())
+    loop = Loop(Trainable.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last())
     loop._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     list(loop.run(lambda *_: None, lambda: None))
     assert torch.equal(composition.values, torch.zeros_like(composition.values))
@@ -443,7 +443,7 @@ def test_gradients_that_no_scale_makes_finite_are_an_error(world, slow_halves, r
 @pytest.mark.parametrize("linearised", [False, True])
 def test_weights_are_trained_and_the_base_is_left_alone(world, linearised):
     before = {key: value.clone() for key, value in world.encoder.state_dict().items()}
-    trained = Trained.weights(world.encoder, linearised=linearised)
+    trained = Trainable.weights(world.encoder, linearised=linearised)
     blocks = {part.key for block in world.encoder.layout.blocks for part in block.parts}
     assert set(trained.tensors) == blocks
     assert trained.count == sum(before[key].numel() for key in blocks)
@@ -458,7 +458,7 @@ def test_weights_are_trained_and_the_base_is_left_alone(world, linearised):
 
 @pytest.mark.parametrize("linearised", [False, True])
 def test_kept_weights_are_those_of_the_kept_epoch(world, linearised):
-    trained = Trained.weights(world.encoder, linearised=linearised)
+    trained = Trainable.weights(world.encoder, linearised=linearised)
     seen = []
     done = fit(
         trained,
@@ -481,7 +481,7 @@ def test_every_partition_learns(world, partition):
     composition = world.composition(Partition.parse(partition))
     done = fit(composition, CrossEntropy(world.target.train) + 0.001 * CoefficientNorm(2), SHORT)
     assert done.history[-1]["loss"] < done.history[1]["loss"]
-    assert len(done.coefficients) == composition.slots.count
+    assert len(done.coefficients) == composition.index.count
 
 
 # what is refused
@@ -495,7 +495,7 @@ def test_an_objective_needs_pictures(world, refused):
 def test_terms_about_coefficients_are_refused_for_weights(world, refused):
     with refused("OBJECTIVE", 2, "1-norm", "weights are trained"):
         fit(
-            Trained.weights(world.encoder),
+            Trainable.weights(world.encoder),
             CrossEntropy(world.target.train) + 0.1 * CoefficientNorm(),
             SHORT,
         )
@@ -512,7 +512,7 @@ def test_the_same_term_twice_is_refused(world, refused):
 
 def test_what_is_no_encoder_cannot_be_trained(world, refused):
     layer = nn.Linear(2, 2)
-    trained = Trained(layer, {"weight": layer.weight}, {})
+    trained = Trainable(layer, {"weight": layer.weight}, {})
     with refused("MODEL-NAME", 2, "Linear"):
         fit(trained, CrossEntropy(world.target.train), SHORT)
 
@@ -577,7 +577,7 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
 
 @pytest.mark.parametrize("linearised", [False, True])
 def test_weights_that_are_not_finite_are_an_error(world, refused, linearised):
-    trained = Trained.weights(world.encoder, linearised=linearised)
+    trained = Trainable.weights(world.encoder, linearised=linearised)
     with torch.no_grad():
         next(iter(trained.tensors.values())).fill_(math.nan)
     with refused("LEARN-NONFINITE", 6, "target train"):

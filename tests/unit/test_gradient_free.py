@@ -25,12 +25,13 @@ from aniso.compose import Composition, Partition
 from aniso.data import Labelled
 from aniso.data.batches import Batches
 from aniso.data.images import ArrayImages
-from aniso.learn import Best, CoefficientNorm, CrossEntropy, Entropy, FixMatch, Last, gauge, gradient_free
-from aniso.learn.board import Board
+from aniso.learn import Best, CoefficientNorm, CrossEntropy, Entropy, FixMatch, Last, gradient_free
+from aniso.learn._training import validation as gauge
+from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn.gradient_free import evolve, objective_loss
-from aniso.learn.inside import encoder_of
 from aniso.learn.keep import Lowest
 from aniso.learn.objectives import DataTerm, Objective, Seen
+from aniso.learn.unwrap import encoder_of
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
@@ -216,7 +217,7 @@ def test_the_base_is_tried_first_and_tries_are_counted_honestly(
         TERM,
         evaluations=evaluations,
         parallel=parallel,
-        told=lambda *words: said.append(words),
+        progress=lambda *words: said.append(words),
     )
     assert len(watched.tries) == evaluations == done.history[-1]["evaluations"]
     assert (0.0, 0.0) in [values for values, _ in watched.tries[:parallel]]
@@ -379,15 +380,15 @@ def test_looks_are_as_many_as_tries_if_those_are_few(made: Callable[..., Composi
 
 
 def test_looks_can_be_told_to_tensorboard(made: Callable[..., Composition]) -> None:
-    board, told = object.__new__(Board), []
-    board._writer = SimpleNamespace(add_scalar=lambda *one: told.append(one), flush=lambda: None)
+    board, progress = object.__new__(TensorBoardWriter), []
+    board._writer = SimpleNamespace(add_scalar=lambda *one: progress.append(one), flush=lambda: None)
     evolve(made(), TERM, evaluations=2, look_done=board)
-    assert [(name, at) for name, _, at in told] == [("loss", 1), ("loss", 2)]
+    assert [(name, at) for name, _, at in progress] == [("loss", 1), ("loss", 2)]
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float], asked: list[Any]) -> None:
     """What is measured, one look after another."""
-    told = iter(values)
+    progress = iter(values)
 
     class Found:
         def __init__(self, value: float) -> None:
@@ -395,7 +396,7 @@ def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float], asked: list
 
     def evaluate(composition: Composition, split: Labelled, **how: Any) -> Found:
         asked.append((split.name, composition.values.detach().clone()))
-        return Found(next(told))
+        return Found(next(progress))
 
     monkeypatch.setattr(gauge, "evaluate", evaluate)
 

@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from aniso.errors import AnisoError
+from aniso.errors import AnisoError, InputError
 from aniso.learn.heads import (
     HEADS,
     LPP,
-    Among,
     Head,
     LinearProbe,
+    RestrictedHead,
     SavedHead,
     TipAdapter,
     load_head,
@@ -213,12 +213,12 @@ def test_views_take_turns_in_being_learned_from() -> None:
     head = TipAdapter(weights(), steps=7)
     expected: list[float] = []
 
-    def told(what: str, step: int, steps: int) -> None:
+    def progress(what: str, step: int, steps: int) -> None:
         """After a step: what the next one will find."""
         with torch.no_grad():
             expected.append(functional.cross_entropy(head.logits(features[step % 3]), labels).item())
 
-    losses = head.fit(features, labels, told=told).losses
+    losses = head.fit(features, labels, progress=progress).losses
     assert losses[1:] == pytest.approx(expected[:-1], rel=1e-5)
     assert len({round(loss, 3) for loss in losses[:3]}) == 3
 
@@ -447,7 +447,7 @@ def test_learning_does_not_change_what_it_was_given(kind: str) -> None:
 @pytest.mark.parametrize("kind", HEADS)
 def test_progress_is_told_step_by_step(kind: str) -> None:
     seen: list[tuple[str, int, int]] = []
-    new(kind, 3).fit(*shots(), told=lambda *said: seen.append(said))
+    new(kind, 3).fit(*shots(), progress=lambda *said: seen.append(said))
     assert seen == [(f"head: {kind}", n, 3) for n in (1, 2, 3)]
 
 
@@ -511,7 +511,7 @@ def test_the_step_that_is_best_on_held_out_features_is_kept(kind: str, seed: int
         if step % 10 == 0 or step == steps:
             counts[step], states[step] = right(), tensors(head)
 
-    done = head.fit(features, labels, held_out=(held_out[0], wanted), told=look)
+    done = head.fit(features, labels, held_out=(held_out[0], wanted), progress=look)
     assert list(counts) == [0, 10, 20, 30, 37]
     assert done.kept == max(counts, key=lambda step: (counts[step], -step)) > 0
     assert same(tensors(head), states[done.kept])
@@ -688,6 +688,7 @@ def test_a_file_is_not_overwritten_unasked(tmp_path: Path, refused: Refused) -> 
 def changed(path: Path, damage: Damage) -> Path:
     """A copy of a head's file with something else in it."""
     found, meta = load_file(path), dict(SafetensorsFile(RawFile(path)).metadata)
+    del meta["checksum"]  # as in files that something else wrote: damage alone is told by it
     damage(found, meta)
     other = path.with_name("damaged")
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, other, meta)
@@ -873,21 +874,21 @@ def test_a_key_that_nobody_knows_is_no_bug(refused: Refused) -> None:
 def test_among_restricts_and_reorders_by_name(kind: str) -> None:
     head = learned(kind)
     features = shots(seed=4)[0]
-    among = Among(head, ("cat", "ant"))
+    among = RestrictedHead(head, ("cat", "ant"))
     assert torch.equal(among.logits(features), head.logits(features)[..., [2, 0]])
     assert among.names == ("cat", "ant")
 
 
 def test_among_takes_class_weights_as_well_and_hands_their_notes_on() -> None:
     base = ClassWeights(("ant", "bee"), torch.eye(2), notes=("cut",))
-    among = Among(base, ("bee",))
+    among = RestrictedHead(base, ("bee",))
     assert among.notes == ("cut",)
     assert among.logits(torch.tensor([[3.0, 4.0]])).tolist() == [[pytest.approx(0.8)]]
 
 
 def test_among_refuses_classes_that_nothing_was_learned_for(refused: Refused) -> None:
     with refused("DATA-CLASS", 3, "2 classes", "yak, zebu", "ant, bee, cat"):
-        Among(learned("tip"), ("ant", "yak", "zebu"))
+        RestrictedHead(learned("tip"), ("ant", "yak", "zebu"))
 
 
 @SMALL
@@ -909,3 +910,12 @@ def test_tip_adapters_own_gradients_are_those_of_its_loss(seed: int, classes: in
     for parameter, gradient in zip((head.keys, head.alpha, head.beta), expected, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_setting_beyond_all_floats_is_refused(tmp_path: Path) -> None:
+    """An integer of JSON may have hundreds of digits."""
+    learned("tip").save(tmp_path / "head", OF)
+    path = changed(tmp_path / "head", index(settings={"steps": 3, "alpha": 1.0, "beta": 10**400}))
+    with pytest.raises(InputError) as caught:
+        load_head(path)
+    assert caught.value.code == "HEAD-FILE"

@@ -18,11 +18,11 @@ import colours
 from aniso.compose import Composition
 from aniso.data import Labelled
 from aniso.errors import StoppedError
-from aniso.learn import Best, CoefficientNorm, CrossEntropy, Last, Schedule, Trained, evaluate, fit
+from aniso.learn import Best, CoefficientNorm, CrossEntropy, Last, Schedule, Trainable, evaluate, fit
+from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.learn._training.loop import Loop
 from aniso.learn.features import features
 from aniso.learn.heads import TipAdapter, new_head
-from aniso.learn.loop import Loop
-from aniso.learn.passes import Passes
 from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
@@ -45,13 +45,13 @@ def head_of(world: colours.World, shots: Labelled, *, seed: int = 0, alpha: floa
 
 def joint(
     world: colours.World, *, start: float = 0.0, **more: Any
-) -> tuple[Composition, TipAdapter, Trained]:
+) -> tuple[Composition, TipAdapter, Trainable]:
     composition = world.composition()
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
         composition.values.copy_(start * torch.randn(composition.values.shape, generator=rng))
     head = head_of(world, world.target.split("train"), **more)
-    return composition, head, Trained.coefficients(composition).with_head(head)
+    return composition, head, Trainable.coefficients(composition).with_head(head)
 
 
 def term_of(world: colours.World, view: str = "few_shot") -> CrossEntropy:
@@ -67,7 +67,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 def test_a_heads_parameters_are_trained_beside_the_coefficients(world: colours.World) -> None:
     composition, head, trained = joint(world)
-    alone = Trained.coefficients(composition)
+    alone = Trainable.coefficients(composition)
     assert list(trained.tensors) == ["values", "head.keys", "head.alpha", "head.beta"]
     assert trained.tensors["values"] is composition.values
     assert trained.tensors["head.keys"] is head.keys
@@ -83,7 +83,7 @@ def test_who_it_is_includes_where_the_head_begins(world: colours.World) -> None:
     assert found[0] == found[3]
     assert found[0] != found[1] and found[0] != found[2]
     assert found[0]["head"]["kind"] == "tip"
-    assert {k: v for k, v in found[0].items() if k != "head"} == Trained.coefficients(
+    assert {k: v for k, v in found[0].items() if k != "head"} == Trainable.coefficients(
         world.composition()
     ).identity
 
@@ -94,7 +94,7 @@ def test_heads_that_have_no_rates_are_learned_afterwards(
 ) -> None:
     head = new_head(kind, world.encoder.class_weights(world.target.classes))
     with refused("HEAD-FEATURES", 2, f"'{kind}'", "--joint", "--head tip"):
-        Trained.coefficients(world.composition()).with_head(head)
+        Trainable.coefficients(world.composition()).with_head(head)
 
 
 # rates
@@ -119,7 +119,7 @@ def test_every_tensor_has_its_own_rate_and_only_coefficients_decay(world: colour
 
 
 def test_without_a_head_there_is_one_group_as_before(world: colours.World) -> None:
-    loop = Loop(Trained.coefficients(world.composition()), term_of(world) * 1.0, SCHEDULE, Last())
+    loop = Loop(Trainable.coefficients(world.composition()), term_of(world) * 1.0, SCHEDULE, Last())
     (group,) = loop._optimiser.param_groups
     assert (group["full_lr"], group["weight_decay"]) == (0.2, SCHEDULE.weight_decay)
 
@@ -131,10 +131,10 @@ def test_the_schedules_shape_holds_for_every_rate(world: colours.World, shape: A
     loop = Loop(trained, term_of(world) * 1.0, schedule, Last())
     seen: list[list[float]] = []
 
-    def told(what: str, done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         seen.append([group["lr"] for group in loop._optimiser.param_groups])
 
-    rows = loop.run(told, lambda: None)
+    rows = loop.run(progress, lambda: None)
     for _ in range(3):  # the start and two epochs
         next(rows)
     assert len(seen) == 4
@@ -168,7 +168,7 @@ def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> N
     composition, head, trained = joint(world, start=0.1)
     start = {name: tensor.double() for name, tensor in trained.copied().items()}
     term = term_of(world)
-    ((batch,),) = list(Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0))
+    ((batch,),) = list(EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0))
     tensors = list(trained.tensors.values())
     assert batch.labels is not None
     loss = loss_by_hand(composition, head, batch.images, batch.labels, tensors)
@@ -198,7 +198,7 @@ def test_slices_of_a_step_give_the_gradients_of_the_whole(world: colours.World, 
         schedule = replace(SCHEDULE, batch=16, micro_batch=size)
         term = term_of(world)
         loop = Loop(trained, term * 1.0, schedule, Last())
-        (batches,) = Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
+        (batches,) = EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
         loop._gradients(batches)
         found.append([tensor.grad for tensor in trained.tensors.values()])
     for whole, sliced in zip(*found, strict=True):
@@ -211,7 +211,7 @@ def test_terms_about_coefficients_do_not_touch_the_head(world: colours.World) ->
     for objective in (term_of(world) * 1.0, term_of(world) + 5.0 * CoefficientNorm()):
         _, _, trained = joint(world, start=0.1)
         schedule, term = replace(SCHEDULE, batch=16), term_of(world)
-        (batches,) = Passes([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
+        (batches,) = EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
         Loop(trained, objective, schedule, Last())._gradients(batches)
         found.append({name: tensor.grad for name, tensor in trained.tensors.items()})
     for name, plain in found[0].items():
@@ -261,7 +261,7 @@ def test_the_start_comes_back_whole_if_nothing_is_better(world: colours.World) -
     good = world.composition()
     fit(good, CrossEntropy(train), replace(SCHEDULE, epochs=6))
     head = head_of(world, train, alpha=0.01)
-    trained = Trained.coefficients(good).with_head(head)
+    trained = Trainable.coefficients(good).with_head(head)
     before = trained.copied()
     done = fit(trained, CrossEntropy(swapped), SCHEDULE, keep=Best(task.split("val")))
     assert done.history[0]["accuracy"]["target val"] > 0.5
@@ -275,7 +275,7 @@ def test_a_head_answers_for_other_pictures_among_their_classes(world: colours.Wo
     assert set(split.classes.names) < set(shots.classes.names)
     head = head_of(world, shots)
     composition = world.composition()
-    trained = Trained.coefficients(composition).with_head(head)
+    trained = Trainable.coefficients(composition).with_head(head)
     schedule = Schedule(epochs=1, lr=1e-9, batch=16)
     done = fit(trained, CrossEntropy(split, "eval"), schedule, keep=Best(world.target.split("val")))
     places = [shots.classes.names.index(name) for name in split.classes.names]
@@ -303,7 +303,7 @@ def run(
 ) -> tuple[dict[str, Tensor], Any]:
     _, _, trained = joint(world, alpha=-20.0)  # a bad start, so that something better is kept
     keep = Best(world.target.split("val"))
-    done = fit(trained, term_of(world), FAST, keep=keep, directory=directory, told=At(n), **more)
+    done = fit(trained, term_of(world), FAST, keep=keep, directory=directory, progress=At(n), **more)
     return trained.copied(), done.history
 
 
@@ -333,6 +333,6 @@ def test_a_run_does_not_go_on_with_another_head(
         run(world, tmp_path / "run", 3)
     _, _, other = joint(world, alpha=-20.0, seed=1)
     keep = Best(world.target.split("val"))
-    for trained in (other, Trained.coefficients(world.composition())):
+    for trained in (other, Trainable.coefficients(world.composition())):
         with refused("RUN-CHANGED", 3, "head"):
             fit(trained, term_of(world), FAST, keep=keep, directory=tmp_path / "run", resume=True)

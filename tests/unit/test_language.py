@@ -19,19 +19,19 @@ import language
 import naive
 from adapters import random_adapter
 from aniso.compose import Coefficients, Composition, Partition
-from aniso.data import Batches, Passages, read_examples
-from aniso.data import passages as data_passages
-from aniso.data.passages import NOTHING, Example, Padded
+from aniso.data import Batches, TextDataset, read_examples
+from aniso.data import text_dataset as data_passages
+from aniso.data.text_dataset import NOTHING, Example, Padded
 from aniso.errors import StoppedError, UsageError
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document
-from aniso.learn import Best, LanguageLoss, Last, Schedule, Trained, fit, guessed, passages
+from aniso.learn import Best, LanguageLoss, Last, Schedule, Trainable, evaluate_lm, fit, text_dataset
+from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.learn._training.loop import Loop
+from aniso.learn._training.validation import Validation, worth
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.gauge import Gauge, worth
-from aniso.learn.language import Guessed
-from aniso.learn.loop import Loop
+from aniso.learn.language import LanguageScore
 from aniso.learn.objectives import Seen
-from aniso.learn.passes import Passes
 from aniso.learn.selection import BlockwiseGradient, WholeGradient
 from aniso.models import LanguageModel, language_model, load_language_model
 from aniso.vectors import Bank, LowRank
@@ -94,19 +94,19 @@ def model(home: Path) -> Callable[[str], LanguageModel]:
 @pytest.fixture
 def made(home: Path, model: Callable[[str], LanguageModel]) -> Callable[..., Composition]:
     def of(kind: str, partition: Partition = BLOCKS) -> Composition:
-        return Composition(model(kind), Bank.open(home / f"{kind}-bank"), partition)
+        return Composition(model(kind), Bank.load(home / f"{kind}-bank"), partition)
 
     return of
 
 
 def texts(
     of: LanguageModel, pairs: list[tuple[str, str]] = TRAIN, role: str = "train", length: int = 32
-) -> Passages:
+) -> TextDataset:
     examples = [Example(prompt, completion, f"line {i}") for i, (prompt, completion) in enumerate(pairs, 1)]
-    return passages(of, examples, f"made {role}", role, length=length)
+    return text_dataset(of, examples, f"made {role}", role, length=length)
 
 
-def stacked(split: Passages) -> Tensor:
+def stacked(split: TextDataset) -> Tensor:
     (batch,) = Batches(split, Padded(split.length), size=len(split))
     return batch.views[0]
 
@@ -153,7 +153,7 @@ def test_guesses_are_those_of_transformers_whatever_is_in_the_same_batch(
     split = texts(model(kind))
     network = model(kind)._network
     rows = [*split.rows, greedy(network, [5, 80, 9])]
-    split = Passages("made", rows, [f"row {i}" for i in range(len(rows))], 40)
+    split = TextDataset("made", rows, [f"row {i}" for i in range(len(rows))], 40)
     assert len({len(read) for read, _ in rows}) > 2
     expected = torch.tensor([alone(network, row) for row in rows], dtype=torch.float64)
     assert int(expected[-1, 2]) == 5
@@ -162,25 +162,25 @@ def test_guesses_are_those_of_transformers_whatever_is_in_the_same_batch(
     torch.testing.assert_close(found[:, 0], expected[:, 0], rtol=1e-5, atol=1e-5)
     assert torch.equal(found[:, 1:], expected[:, 1:])
     for batch in (1, 2, 16):
-        whole = guessed(model(kind), split, batch=batch)
+        whole = evaluate_lm(model(kind), split, batch=batch)
         assert whole.lost == pytest.approx(float(expected[:, 0].sum()), rel=1e-5)
         assert (whole.tokens, whole.right) == tuple(int(x) for x in expected[:, 1:].sum(0))
 
 
 def test_losses_and_perplexities_are_about_tokens() -> None:
-    one = Guessed(lost=6.0, tokens=3, right=1)
+    one = LanguageScore(lost=6.0, tokens=3, right=1)
     assert one.loss == 2.0 and one.perplexity == pytest.approx(torch.e**2)
     assert one.likelihood == pytest.approx(1 / one.perplexity)
-    assert Guessed(lost=1e9, tokens=1, right=0).perplexity < float("inf")
+    assert LanguageScore(lost=1e9, tokens=1, right=0).perplexity < float("inf")
 
 
 def test_a_model_is_left_in_its_mode_and_progress_is_told(model: Callable[[str], LanguageModel]) -> None:
-    split, told = texts(model("gpt2")), []
+    split, progress = texts(model("gpt2")), []
     for mode in (True, False):
         model("gpt2").train(mode)
-        guessed(model("gpt2"), split, batch=2, told=lambda *words: told.append(words))
+        evaluate_lm(model("gpt2"), split, batch=2, progress=lambda *words: progress.append(words))
         assert model("gpt2").training == model("gpt2")._network.training == mode
-    assert told[:3] == [("made train", 2, 5), ("made train", 4, 5), ("made train", 5, 5)]
+    assert progress[:3] == [("made train", 2, 5), ("made train", 4, 5), ("made train", 5, 5)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,7 +237,7 @@ def test_a_completion_longer_than_a_row_is_cut_at_its_end(
     after = model(kind).tokens.ending(TEXT)
     split = texts(model(kind), [("the cat", TEXT)], length=8)
     assert split.rows[0][1].tolist()[1:] == after[1:8] and len(split.notes) == 1
-    assert guessed(model(kind), split).tokens == (8 if kind == "t5" else 7)
+    assert evaluate_lm(model(kind), split).tokens == (8 if kind == "t5" else 7)
 
 
 @pytest.mark.parametrize("pair", [("", "the cat sat"), ("the cat", TEXT)])
@@ -245,7 +245,7 @@ def test_tokens_to_guess_are_as_many_as_are_guessed(
     model: Callable[[str], LanguageModel], pair: tuple[str, str]
 ) -> None:
     split = texts(model("gpt2"), [pair], length=16)
-    assert split.tokens == guessed(model("gpt2"), split).tokens
+    assert split.tokens == evaluate_lm(model("gpt2"), split).tokens
 
 
 @settings(deadline=None, max_examples=60, database=None, derandomize=True)
@@ -274,7 +274,7 @@ def test_text_files_and_lines_of_text_are_the_same_rows(
     (tmp_path / "a.txt").write_text(TEXT)
     language.write_lines(tmp_path / "a.jsonl", [{"text": TEXT}])
     one, other = (
-        passages(model("gpt2"), read_examples(tmp_path / name), name, length=16)
+        text_dataset(model("gpt2"), read_examples(tmp_path / name), name, length=16)
         for name in ("a.txt", "a.jsonl")
     )
     assert one.manifest == other.manifest and len(one) > 2
@@ -306,7 +306,7 @@ def test_a_length_that_a_model_cannot_read_is_refused(
 
 def test_a_length_that_is_not_said_is_what_the_model_can_read(model: Callable[[str], LanguageModel]) -> None:
     examples = [Example("the cat", " sat", "line 1")]
-    assert [passages(model(kind), examples, "made").length for kind in KINDS] == [64, 64, 512]
+    assert [text_dataset(model(kind), examples, "made").length for kind in KINDS] == [64, 64, 512]
 
 
 def test_a_tokenizer_that_was_saved_while_it_cut_texts_does_not_cut_them(home: Path, tmp_path: Path) -> None:
@@ -340,9 +340,9 @@ def test_both_sides_mean_the_same_by_nothing() -> None:
 
 
 def test_equal_rows_have_keys_of_their_own_and_any_token_changes_the_manifest() -> None:
-    def split(*rows: tuple[list[int], list[int]]) -> Passages:
+    def split(*rows: tuple[list[int], list[int]]) -> TextDataset:
         made = [(torch.tensor(read), torch.tensor(wanted)) for read, wanted in rows]
-        return Passages("made", made, ["here"] * len(made), 8)
+        return TextDataset("made", made, ["here"] * len(made), 8)
 
     one = ([1, 2, 3], [NOTHING, 2, 3])
     twice = split(one, one)
@@ -387,7 +387,7 @@ def test_a_composition_at_zero_is_the_base_bit_for_bit(
         assert torch.equal(model(kind)(rows), base)
 
 
-def by_hand(network: Any, split: Passages) -> Tensor:
+def by_hand(network: Any, split: TextDataset) -> Tensor:
     """The mean over rows of their mean -log p, in the network's own precision and without padding."""
     total = torch.zeros((), dtype=torch.float64)
     for read, wanted in split.rows:
@@ -404,7 +404,7 @@ def by_hand(network: Any, split: Passages) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_coefficients_are_those_of_a_naive_sum(home: Path, kind: str) -> None:
     own = load_language_model(home / kind).double()
-    bank = Bank.open(home / f"{kind}-bank")
+    bank = Bank.load(home / f"{kind}-bank")
     assert {type(bank["a"][block.name]) for block in bank["a"].blocks} == {LowRank}
     composition, split = Composition(own, bank), texts(own)
     naive.randomise(composition)
@@ -418,12 +418,12 @@ def test_gradients_of_coefficients_are_those_of_a_naive_sum(home: Path, kind: st
     assert naive.close(found.double(), wanted, 1e-4)
 
 
-def gradients_in(composition: Composition, split: Passages, schedule: Schedule) -> tuple[Tensor, Any]:
+def gradients_in(composition: Composition, split: TextDataset, schedule: Schedule) -> tuple[Tensor, Any]:
     """What the loop adds up in its first step."""
     term = LanguageLoss(split)
     naive.randomise(composition, scale=0.1)
-    loop = Loop(Trained.coefficients(composition), term * 1.0, schedule, Last())
-    batches = next(iter(Passes([(split, term.views(composition))], schedule, 0).epoch(0)))
+    loop = Loop(Trainable.coefficients(composition), term * 1.0, schedule, Last())
+    batches = next(iter(EpochSampler([(split, term.views(composition))], schedule, 0).epoch(0)))
     losses = loop._gradients(batches)
     assert composition.values.grad is not None
     return composition.values.grad.clone(), losses
@@ -444,9 +444,9 @@ def test_slices_of_a_step_give_the_gradient_of_the_whole(
 # runs
 
 
-def run(composition: Composition, own: LanguageModel, told: Any = None, **more: Any) -> tuple[bytes, Any]:
+def run(composition: Composition, own: LanguageModel, progress: Any = None, **more: Any) -> tuple[bytes, Any]:
     keep = Best(texts(own, VAL, "val"))
-    done = fit(composition, LanguageLoss(texts(own)), FAST, keep=keep, told=told, **more)
+    done = fit(composition, LanguageLoss(texts(own)), FAST, keep=keep, progress=progress, **more)
     return composition.values.detach().numpy().tobytes(), done.history
 
 
@@ -476,7 +476,7 @@ def test_a_run_does_not_go_on_with_other_texts(
 ) -> None:
     own = model("gpt2")
     with pytest.raises(StoppedError):
-        fit(made("gpt2"), LanguageLoss(texts(own)), FAST, told=At(2), directory=tmp_path / "run")
+        fit(made("gpt2"), LanguageLoss(texts(own)), FAST, progress=At(2), directory=tmp_path / "run")
     for split in (texts(own, TRAIN[:4]), texts(own, length=16)):
         with refused("RUN-CHANGED", 3):
             fit(made("gpt2"), LanguageLoss(split), FAST, directory=tmp_path / "run", resume=True)
@@ -496,10 +496,10 @@ def test_the_epoch_with_the_lowest_perplexity_is_kept(
     )
     found = [row["perplexity"]["made val"] for row in done.history]
     assert all(row["accuracy"] == {} for row in done.history)
-    assert found[0] == guessed(own, val).perplexity
+    assert found[0] == evaluate_lm(own, val).perplexity
     assert done.kept == found.index(min(found)) and [row["kept"] for row in done.history].count(True) == 1
     assert torch.equal(composition.values, seen[done.kept])
-    assert guessed(composition, val).perplexity == found[done.kept]
+    assert evaluate_lm(composition, val).perplexity == found[done.kept]
 
 
 def test_the_start_is_kept_if_nothing_is_better(
@@ -517,8 +517,8 @@ def test_of_perplexities_the_lower_is_worth_more(
     made: Callable[..., Composition], model: Callable[[str], LanguageModel]
 ) -> None:
     split = texts(model("gpt2"), VAL, "val")
-    read = Gauge(made("gpt2"), Best(split), at_once=1).read()
-    expected = guessed(model("gpt2"), split)
+    read = Validation(made("gpt2"), Best(split), at_once=1).read()
+    expected = evaluate_lm(model("gpt2"), split)
     assert read == {"accuracy": {}, "perplexity": {"made val": pytest.approx(expected.perplexity)}}
     assert worth(read) == {"made val": pytest.approx(expected.likelihood)}
     assert worth({"accuracy": {"a": 0.5}, "perplexity": {"b": 4.0}}) == {"a": 0.5, "b": 0.25}
@@ -538,12 +538,12 @@ def test_trained_weights_are_read_back_as_the_model_that_was_trained(
     model: Callable[[str], LanguageModel], home: Path, tmp_path: Path
 ) -> None:
     split = texts(model("gpt2"))
-    trained = Trained.weights(model("gpt2"))
+    trained = Trainable.weights(model("gpt2"))
     fit(trained, LanguageLoss(split), Schedule(epochs=1, lr=1e-2, batch=5, warmup=0))
     weights = tuned_weights(model("gpt2"), trained)
     save_safetensors(tmp_path / "w.safetensors", {name: weights.read(name) for name in weights.tensors})
     again = load_language_model(home / "gpt2", tmp_path / "w.safetensors")
-    assert guessed(again, split).lost == pytest.approx(guessed(trained.model, split).lost, rel=1e-6)
+    assert evaluate_lm(again, split).lost == pytest.approx(evaluate_lm(trained.model, split).lost, rel=1e-6)
 
 
 # choosing
@@ -553,11 +553,11 @@ def test_trained_weights_are_read_back_as_the_model_that_was_trained(
 def test_gradients_to_choose_by_are_those_of_autograd(
     home: Path, model: Callable[[str], LanguageModel], made: Callable[..., Composition], kind: str
 ) -> None:
-    split, bank = texts(model(kind)), Bank.open(home / f"{kind}-bank")
+    split, bank = texts(model(kind)), Bank.load(home / f"{kind}-bank")
     composition = made(kind)
     LanguageLoss(split).loss(Seen((composition(stacked(split)),), (), None)).backward()
     assert composition.values.grad is not None
-    labels = list(composition.slots.labels())
+    labels = list(composition.index.labels())
     for strategy in (BlockwiseGradient, WholeGradient):
         for batch in (2, 64):
             found = strategy(model(kind), LanguageLoss(split), 1, batch=batch).scores(bank)
@@ -609,12 +609,12 @@ def test_a_run_says_how_well_texts_are_guessed_before_and_after(
     given = ("--test", home / "test.jsonl", "--val", home / "val.jsonl", "-o", out)
     made = done(*lm(home, *given, kind=kind))
     metrics, name = made["metrics"], "test.jsonl test"
-    test = passages(own, read_examples(home / "test.jsonl"), name, "test", length=60)
-    base = guessed(own, test)
+    test = text_dataset(own, read_examples(home / "test.jsonl"), name, "test", length=60)
+    base = evaluate_lm(own, test)
     assert metrics["base_perplexity"] == {name: pytest.approx(base.perplexity, rel=1e-5)}
     assert metrics["zero_shot"] == {name: pytest.approx(base.right / base.tokens)}
     coefficients = Coefficients.load(out / "coefficients.safetensors")
-    after = guessed(Composition.of(own, Bank.open(home / f"{kind}-bank"), coefficients), test)
+    after = evaluate_lm(Composition.of(own, Bank.load(home / f"{kind}-bank"), coefficients), test)
     assert metrics["perplexity"] == {name: pytest.approx(after.perplexity, rel=1e-5)}
     assert (metrics["accuracy"][name]["correct"], metrics["accuracy"][name]["total"]) == (
         after.right,
@@ -623,7 +623,7 @@ def test_a_run_says_how_well_texts_are_guessed_before_and_after(
     found = [row["perplexity"]["val.jsonl val"] for row in metrics["history"]]
     assert metrics["kept_epoch"] == found.index(min(found)) and metrics["epochs"] == 2
     assert made["spec"]["train"] == "train.jsonl train" and made["inputs"]["vectors"] == ["a", "b"]
-    assert set(made["inputs"]) == {"model", "config", "tokens", "data", "bank", "vectors"}
+    assert set(made["inputs"]) == {"model", "config", "tokens", "data", "content", "bank", "vectors"}
     assert made["inputs"]["data"][name] == test.manifest
     assert str(home) not in (out / "record.json").read_text()
     written = {p.name for p in out.iterdir()}
@@ -678,9 +678,9 @@ def test_changing_nothing_measures_the_base(
     home: Path, model: Callable[[str], LanguageModel], done: Callable[..., Any]
 ) -> None:
     made = done(*lm(home, "--method", "none", "--test", home / "test.jsonl", bank=False))
-    split = passages(model("gpt2"), read_examples(home / "test.jsonl"), "t", length=60)
+    split = text_dataset(model("gpt2"), read_examples(home / "test.jsonl"), "t", length=60)
     (found,) = made["metrics"]["perplexity"].values()
-    assert found == pytest.approx(guessed(model("gpt2"), split).perplexity, rel=1e-5)
+    assert found == pytest.approx(evaluate_lm(model("gpt2"), split).perplexity, rel=1e-5)
     assert "base_perplexity" not in made["metrics"] and "bank" not in made["inputs"]
 
 
@@ -689,9 +689,9 @@ def test_all_weights_can_be_trained(home: Path, done: Callable[..., Any], tmp_pa
     made = done(*lm(home, *given, kind="llama", bank=False))
     assert made["metrics"]["perplexity"] != made["metrics"]["base_perplexity"]
     own = load_language_model(home / "llama", tmp_path / "run" / "weights.safetensors")
-    split = passages(own, read_examples(home / "test.jsonl"), "t", length=60)
+    split = text_dataset(own, read_examples(home / "test.jsonl"), "t", length=60)
     (found,) = made["metrics"]["perplexity"].values()
-    assert guessed(own, split).perplexity == pytest.approx(found, rel=1e-4)
+    assert evaluate_lm(own, split).perplexity == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -702,14 +702,14 @@ def test_a_lora_is_one_that_peft_reads(
     made = done(*lm(home, *given, "-o", tmp_path / "run", kind=kind, bank=False))
     assert made["metrics"]["perplexity"] != made["metrics"]["base_perplexity"]
     own = load_language_model(home / kind)
-    split = passages(own, read_examples(home / "test.jsonl"), "t", length=60)
+    split = text_dataset(own, read_examples(home / "test.jsonl"), "t", length=60)
     loaded = peft.PeftModel.from_pretrained(own._network, tmp_path / "run" / "adapter").eval()
     rows = [alone(loaded, row) for row in split.rows]
-    total = Guessed(sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows))
+    total = LanguageScore(sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows))
     (found,) = made["metrics"]["perplexity"].values()
     assert total.perplexity == pytest.approx(found, rel=1e-4)
     bank = Bank.build(home / kind, {"own": tmp_path / "run" / "adapter"})
-    again = guessed(_at_one(load_language_model(home / kind), bank), split)
+    again = evaluate_lm(_at_one(load_language_model(home / kind), bank), split)
     assert again.perplexity == pytest.approx(found, rel=1e-4)
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import naive
 from aniso.compose import Composition
-from aniso.compose.linear import KeptLayer, Rows
+from aniso.compose._layers.cached_linear import CachedLinear, GradientRows
 from aniso.vectors import Bank
 
 ROWS = {
@@ -34,7 +34,7 @@ def test_gradients_are_torchs(which, bias):
     kept = torch.zeros(9, 1, dtype=torch.float64)
     kept[list(ROWS[which])] = 1
     tensors = [x, weight, *([own] if bias else [])]
-    y = KeptLayer(lambda: weight)(x, own)
+    y = CachedLinear(lambda: weight)(x, own)
     assert torch.equal(y, F.linear(x, weight, own))
     found = torch.autograd.grad(y, tensors, grad * kept)
     expected = torch.autograd.grad(F.linear(x, weight, own), tensors, grad * kept)
@@ -48,7 +48,7 @@ def test_only_a_minority_is_picked_out(which):
     (x, _), _, grad = layer()
     kept = torch.zeros(9, 1, dtype=torch.float64)
     kept[list(ROWS[which])] = 1
-    rows = Rows.of(x, grad * kept)
+    rows = GradientRows.of(x, grad * kept)
     expected = None if which in ("all", "most") else list(ROWS[which])
     assert (None if rows.chosen is None else rows.chosen.tolist()) == expected
 
@@ -57,9 +57,9 @@ def test_only_a_minority_is_picked_out(which):
 def test_a_column_of_zeros_is_not_a_row_of_zeros():
     (x, _), _, grad = layer()
     grad[:, 0] = 0
-    assert Rows.of(x, grad).chosen is None
+    assert GradientRows.of(x, grad).chosen is None
     grad[3:] = 0
-    assert Rows.of(x, grad).chosen.tolist() == [0, 1, 2]
+    assert GradientRows.of(x, grad).chosen.tolist() == [0, 1, 2]
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def test_numbers_that_are_none_are_not_lost():
     (x, _), _, grad = layer()
     grad = torch.zeros_like(grad)
     grad[2, 4] = float("nan")
-    assert Rows.of(x, grad).chosen.tolist() == [2]
+    assert GradientRows.of(x, grad).chosen.tolist() == [2]
 
 
 @pytest.mark.parametrize("rows", [9, 1])
@@ -80,7 +80,7 @@ def test_second_derivatives(rows):
         (of_input,) = torch.autograd.grad(y, x, create_graph=True)
         return torch.autograd.grad(of_input.square().sum(), [x, weight, own])
 
-    found = penalty(lambda x: KeptLayer(lambda: weight)(x, own))
+    found = penalty(lambda x: CachedLinear(lambda: weight)(x, own))
     expected = penalty(lambda x: F.linear(x, weight, own))
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found, expected, strict=True))
 
@@ -107,8 +107,10 @@ def test_only_the_tokens_that_count_are_multiplied(passing, monkeypatch):
     comp = Composition(naive.double(model), Bank.build(base, tuned))
     naive.randomise(comp)
     x = torch.randn(3, 7, 6, dtype=torch.float64)
-    sizes, of = [], Rows.of.__func__
-    monkeypatch.setattr(Rows, "of", classmethod(lambda cls, *a: sizes.append(len((r := of(cls, *a)).x)) or r))
+    sizes, of = [], GradientRows.of.__func__
+    monkeypatch.setattr(
+        GradientRows, "of", classmethod(lambda cls, *a: sizes.append(len((r := of(cls, *a)).x)) or r)
+    )
     y = comp(x)
     naive.probe(y).backward()
     expected, gradient = naive.gradient(comp, model, lambda m, x: m(x), x)
@@ -138,7 +140,7 @@ def test_a_gradient_that_is_zero_by_chance_has_derivatives():
     """Behind a gate that begins at zero, say."""
     (x, weight), _, _ = layer(bias=False)
     gate = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    y = KeptLayer(lambda: weight)(x, None)
+    y = CachedLinear(lambda: weight)(x, None)
     (of_input,) = torch.autograd.grad((gate * y).sum(), x, create_graph=True)
     (found,) = torch.autograd.grad(of_input.sum(), gate)
     assert torch.allclose(found, len(x) * weight.detach().sum())

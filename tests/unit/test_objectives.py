@@ -11,8 +11,7 @@ from torch import nn
 import colours
 import pictures
 import tiny
-from aniso.compose import Partition
-from aniso.compose.slots import Slots
+from aniso.compose import CoefficientIndex, Partition
 from aniso.data import load_task
 from aniso.learn import CoefficientNorm, CrossEntropy, Objective
 from aniso.learn.objectives import Seen
@@ -177,7 +176,7 @@ def values_of(slots, seed=0):
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3])
 @pytest.mark.parametrize("partition", ["blocks", "random:3", "rows", "whole"])
 def test_the_norm_is_a_mean_over_blocks_and_parts_of_norms_over_vectors(bank, partition, p):
-    slots = Slots.of(bank, Partition.parse(partition))
+    slots = CoefficientIndex.of(bank, Partition.parse(partition))
     values = values_of(slots)
     cells: dict[tuple[str, int], list[float]] = {}
     for (_, block, part), value in zip(slots.labels(), values.tolist(), strict=True):
@@ -188,7 +187,7 @@ def test_the_norm_is_a_mean_over_blocks_and_parts_of_norms_over_vectors(bank, pa
 
 def test_the_1_norm_of_equal_coefficients_is_their_size_times_the_number_of_vectors(bank):
     for partition in (Partition.blocks(), Partition.whole(), Partition.random(4, 1)):
-        slots = Slots.of(bank, partition)
+        slots = CoefficientIndex.of(bank, partition)
         values = torch.full((slots.count,), -0.25)
         assert float(CoefficientNorm(1).loss(values, slots)) == pytest.approx(0.75)
         assert float(CoefficientNorm(2).loss(values, slots)) == pytest.approx(0.25 * math.sqrt(3))
@@ -196,7 +195,7 @@ def test_the_1_norm_of_equal_coefficients_is_their_size_times_the_number_of_vect
 
 @pytest.mark.parametrize("p", [1, 1.5, 2, 4])
 def test_the_gradient_at_zero_is_finite(bank, p):
-    slots = Slots.of(bank, Partition.blocks())
+    slots = CoefficientIndex.of(bank, Partition.blocks())
     values = nn.Parameter(torch.zeros(slots.count))
     CoefficientNorm(p).loss(values, slots).backward()
     assert torch.equal(values.grad, torch.zeros(slots.count))
@@ -204,7 +203,7 @@ def test_the_gradient_at_zero_is_finite(bank, p):
 
 @pytest.mark.parametrize("p", [1, 1.5, 2, 4])
 def test_the_gradient_is_finite_where_some_coefficients_are_zero(bank, p):
-    slots = Slots.of(bank, Partition.blocks())
+    slots = CoefficientIndex.of(bank, Partition.blocks())
     values = nn.Parameter(torch.arange(slots.count).remainder(3).float())
     CoefficientNorm(p).loss(values, slots).backward()
     assert bool(torch.isfinite(values.grad).all())
@@ -212,7 +211,7 @@ def test_the_gradient_is_finite_where_some_coefficients_are_zero(bank, p):
 
 
 def test_the_gradient_of_the_1_norm_is_a_sign(bank):
-    slots = Slots.of(bank, Partition.blocks())
+    slots = CoefficientIndex.of(bank, Partition.blocks())
     values = values_of(slots)
     CoefficientNorm().loss(values, slots).backward()
     torch.testing.assert_close(values.grad, values.detach().sign() / len(slots.blocks))

@@ -11,10 +11,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from aniso.compose import Partition, division
-from aniso.compose.division import Columns, Rows, Scattered, Undivided, columns_of, rows_of, scattered
+from aniso.compose import CoefficientIndex, Partition
+from aniso.compose._engine import block_partition
+from aniso.compose._engine.block_partition import (
+    ColumnParts,
+    RandomParts,
+    RowParts,
+    WholeBlock,
+    column_parts,
+    random_parts,
+    row_parts,
+)
 from aniso.compose.partition import FAMILIES
-from aniso.compose.slots import Slots
 from aniso.vectors import Block, Kind
 
 PROPERTY = settings(deadline=None, max_examples=150)
@@ -138,40 +146,40 @@ def test_a_weight_has_rows_and_columns():
 @pytest.mark.parametrize(
     ("shape", "rows", "columns"),
     [
-        ((3, 4), Rows(3, 4), Columns(3, 4)),
-        ((5, 3, 2, 2), Rows(5, 12), Columns(5, 12)),
-        ((7,), Columns(1, 7), Undivided(7)),
-        ((7, 1), Columns(1, 7), Undivided(7)),
-        ((1, 7), Undivided(7), Columns(1, 7)),
-        ((1,), Undivided(1), Undivided(1)),
-        ((), Undivided(1), Undivided(1)),
-        ((0,), Undivided(0), Undivided(0)),
-        ((0, 5), Undivided(0), Undivided(0)),
+        ((3, 4), RowParts(3, 4), ColumnParts(3, 4)),
+        ((5, 3, 2, 2), RowParts(5, 12), ColumnParts(5, 12)),
+        ((7,), ColumnParts(1, 7), WholeBlock(7)),
+        ((7, 1), ColumnParts(1, 7), WholeBlock(7)),
+        ((1, 7), WholeBlock(7), ColumnParts(1, 7)),
+        ((1,), WholeBlock(1), WholeBlock(1)),
+        ((), WholeBlock(1), WholeBlock(1)),
+        ((0,), WholeBlock(0), WholeBlock(0)),
+        ((0, 5), WholeBlock(0), WholeBlock(0)),
     ],
 )
 def test_rows_and_columns_of_every_shape(shape, rows, columns):
-    assert Partition.rows().division(block(*shape)) == rows_of(block(*shape)) == rows
-    assert Partition.columns().division(block(*shape)) == columns_of(block(*shape)) == columns
+    assert Partition.rows().for_block(block(*shape)) == row_parts(block(*shape)) == rows
+    assert Partition.columns().for_block(block(*shape)) == column_parts(block(*shape)) == columns
     for text in ("whole", "blocks", "random:1"):
-        assert Partition.parse(text).division(block(*shape)) == Undivided(block(*shape).numel)
+        assert Partition.parse(text).for_block(block(*shape)) == WholeBlock(block(*shape).numel)
 
 
 def test_the_first_and_the_last_part_are_described():
-    assert Undivided(4).describe(0) == "the whole block"
-    assert Rows(3, 4).describe(2) == "row 2"
-    assert Columns(3, 4).describe(3) == "column 3"
-    assert "part 0 of 3: 4 elements" in Scattered(10, 3, 0).describe(0)
-    assert "part 2 of 3: 3 elements" in Scattered(10, 3, 0).describe(2)
+    assert WholeBlock(4).describe(0) == "the whole block"
+    assert RowParts(3, 4).describe(2) == "row 2"
+    assert ColumnParts(3, 4).describe(3) == "column 3"
+    assert "part 0 of 3: 4 elements" in RandomParts(10, 3, 0).describe(0)
+    assert "part 2 of 3: 3 elements" in RandomParts(10, 3, 0).describe(2)
 
 
 # arithmetic, with an index of every element as the oracle
 
 KEYS = st.integers(0, 2**64 - 1).map(lambda k: k & ~3)
 DIVISIONS = st.one_of(
-    st.builds(Undivided, st.integers(0, 40)),
-    st.builds(Rows, st.integers(1, 9), st.integers(1, 9)),
-    st.builds(Columns, st.integers(1, 9), st.integers(1, 9)),
-    st.builds(Scattered, st.integers(2, 150), st.integers(2, 40), KEYS),
+    st.builds(WholeBlock, st.integers(0, 40)),
+    st.builds(RowParts, st.integers(1, 9), st.integers(1, 9)),
+    st.builds(ColumnParts, st.integers(1, 9), st.integers(1, 9)),
+    st.builds(RandomParts, st.integers(2, 150), st.integers(2, 40), KEYS),
 )
 
 
@@ -196,56 +204,56 @@ def cuts_of(div, data):
 def test_tiles_are_added_and_collected_as_the_index_says(div, vectors, run, seed, data):
     """Some of a block's tiles, in any cut: sums of coefficient * tile, and sums over each part."""
     seed = data.draw(st.integers(0, 999))
-    with mock.patch.object(division, "_RUN", run):  # many runs in a small block
+    with mock.patch.object(block_partition, "_RUN", run):  # many runs in a small block
         part = div.part_of()
         assert part.shape == (div.numel,)
         own, deltas = numbers(seed, vectors, div.count), numbers(seed + 1, vectors, div.numel)
         out, gradient = numbers(seed + 2, div.numel), numbers(seed + 3, div.numel)
         expected, used = out.clone(), torch.zeros(div.numel).double()
-        spread, total = div.spread(own), div.zeros(deltas)
+        spread, total = div.expand(own), div.accumulator(deltas)
         for start, stop in cuts_of(div, data):
             if data.draw(st.booleans()):
                 continue  # a tile that comes from another stack
             span = slice(start, stop)
             tile = deltas[:, span].contiguous() if data.draw(st.booleans()) else deltas[:, span]
             div.add(out[span], tile, spread, start)
-            div.collect(total, tile, gradient[span], start)
+            div.accumulate(total, tile, gradient[span], start)
             expected[span] += (own[:, part] * deltas).sum(0)[span]
             used[span] = 1
         sums = torch.zeros(vectors, div.count).double().index_add_(1, part, deltas * gradient * used)
     assert torch.equal(out, expected)
-    assert torch.equal(div.folded(total), sums)
+    assert torch.equal(div.sum_by_part(total), sums)
 
 
 @pytest.mark.parametrize("parts", [2, 7, 1000, 16384, 20000])
 def test_runs_of_their_real_length_are_added_and_collected_too(parts):
-    div = Scattered(50_001, parts, 4 * parts)
+    div = RandomParts(50_001, parts, 4 * parts)
     part = div.part_of()
     own, deltas, gradient = numbers(1, 2, parts), numbers(2, 2, div.numel), numbers(3, div.numel)
-    out, total, spread = torch.zeros(div.numel).double(), div.zeros(deltas), div.spread(own)
+    out, total, spread = torch.zeros(div.numel).double(), div.accumulator(deltas), div.expand(own)
     for start, stop in ((0, 10), (10, 33_000), (33_000, 50_001)):
         div.add(out[start:stop], deltas[:, start:stop], spread, start)
-        div.collect(total, deltas[:, start:stop], gradient[start:stop], start)
+        div.accumulate(total, deltas[:, start:stop], gradient[start:stop], start)
     assert torch.equal(out, (own[:, part] * deltas).sum(0))
     sums = torch.zeros(2, parts).double().index_add_(1, part, deltas * gradient)
-    assert torch.equal(div.folded(total), sums)
+    assert torch.equal(div.sum_by_part(total), sums)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_long_blocks_are_gone_through_by_several_threads_as_by_one(threads):
     g = torch.Generator().manual_seed(0)
-    tile = torch.randn(3, division._LONG + 5, generator=g, dtype=torch.float64)
+    tile = torch.randn(3, block_partition._LONG + 5, generator=g, dtype=torch.float64)
     out, gradient = torch.randn(2, tile.shape[1], generator=g, dtype=torch.float64)
     coefficients = torch.randn(3, 1, generator=g, dtype=torch.float64)
     expected = out + coefficients[:, 0] @ tile, (tile @ gradient).unsqueeze(1)
-    div = Undivided(tile.shape[1])
-    total = div.zeros(tile)
+    div = WholeBlock(tile.shape[1])
+    total = div.accumulator(tile)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert division.goes_in_turn(out) == (threads > 1)
+        assert block_partition.one_vector_at_a_time(out) == (threads > 1)
         div.add(out, tile, coefficients, 0)
-        div.collect(total, tile, gradient, 0)
+        div.accumulate(total, tile, gradient, 0)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close((out, total), expected)
@@ -254,15 +262,15 @@ def test_long_blocks_are_gone_through_by_several_threads_as_by_one(threads):
 @pytest.mark.parametrize("text", ["whole", "rows", "columns", "random:3"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (0, 3), (3, 0), (2, 0, 3)])
 def test_blocks_of_one_element_and_of_none_have_one_coefficient(text, shape):
-    div = Partition.parse(text).division(block(*shape))
+    div = Partition.parse(text).for_block(block(*shape))
     numel = block(*shape).numel
     assert (div.count, div.numel, len(div.part_of())) == (1, numel, numel)
     out, tile = torch.full((numel,), 2.0), torch.full((2, numel), 3.0)
-    div.add(out, tile, div.spread(torch.tensor([[1.0], [10.0]])), 0)
+    div.add(out, tile, div.expand(torch.tensor([[1.0], [10.0]])), 0)
     assert out.tolist() == [35.0] * numel
-    total = div.zeros(tile)
-    div.collect(total, tile, torch.full((numel,), 5.0), 0)
-    assert div.folded(total).tolist() == [[15.0 * numel]] * 2
+    total = div.accumulator(tile)
+    div.accumulate(total, tile, torch.full((numel,), 5.0), 0)
+    assert div.sum_by_part(total).tolist() == [[15.0 * numel]] * 2
 
 
 @PROPERTY
@@ -271,8 +279,8 @@ def test_the_index_of_rows_and_columns_is_that_of_the_matrix(rows, columns, more
     shape = (rows, columns, more)
     row = torch.arange(rows).view(-1, 1, 1).expand(shape).reshape(-1)
     column = torch.arange(columns * more).view(1, columns, more).expand(shape).reshape(-1)
-    assert torch.equal(rows_of(block(*shape)).part_of(), row)
-    assert torch.equal(columns_of(block(*shape)).part_of(), column)
+    assert torch.equal(row_parts(block(*shape)).part_of(), row)
+    assert torch.equal(column_parts(block(*shape)).part_of(), column)
 
 
 # divisions at random
@@ -281,8 +289,8 @@ def test_the_index_of_rows_and_columns_is_that_of_the_matrix(rows, columns, more
 @PROPERTY
 @given(numel=st.integers(2, 400), parts=st.integers(2, 450), run=st.integers(1, 64), key=KEYS)
 def test_parts_cover_the_block_and_differ_by_one_element_at_most(numel, parts, run, key):
-    with mock.patch.object(division, "_RUN", run):
-        div = Scattered(numel, parts, key)
+    with mock.patch.object(block_partition, "_RUN", run):
+        div = RandomParts(numel, parts, key)
         sizes = torch.bincount(div.part_of(), minlength=div.count).tolist()
         said = [f"{size} elements" in div.describe(part) for part, size in enumerate(sizes)]
     assert len(sizes) == div.count == min(parts, numel)
@@ -301,12 +309,12 @@ GOLDEN = "b0577f817a2dc2f9e45943415ee52422e4f1050e71a8daf9993907efe0f8f5ad"
 
 def test_a_division_is_made_again_from_seed_name_and_number_of_parts():
     """Coefficients are saved without their division: if this hash changes, files that exist become wrong."""
-    assert fingerprint(scattered(block(300, 200, name=NAME), 7, 42)) == GOLDEN
+    assert fingerprint(random_parts(block(300, 200, name=NAME), 7, 42)) == GOLDEN
 
 
 def test_the_shape_of_a_block_plays_no_part_in_its_division():
     """Name, seed, number of parts and number of elements say it all."""
-    assert fingerprint(scattered(block(60_000, name=NAME), 7, 42)) == GOLDEN
+    assert fingerprint(random_parts(block(60_000, name=NAME), 7, 42)) == GOLDEN
 
 
 def mixed(key, i):
@@ -333,7 +341,7 @@ def test_a_division_at_random_is_what_its_description_says():
         shift = mixed(key ^ 2, run + 1) % length
         expected += [sequence[(shift + s) % length] % parts for s in range(length)]
     expected += [s % parts for s in shuffled(key ^ 1, numel % length)]
-    assert scattered(block(numel, name=NAME), parts, seed).part_of().tolist() == expected
+    assert random_parts(block(numel, name=NAME), parts, seed).part_of().tolist() == expected
 
 
 def agreement(a, b):
@@ -342,19 +350,19 @@ def agreement(a, b):
 
 def test_another_seed_or_name_is_another_division():
     """Two divisions agree no more often than by chance."""
-    div = scattered(block(20_000, name="a"), 10, 1)
-    assert div == scattered(block(20_000, name="a"), 10, 1)
-    for other in (scattered(block(20_000, name="a"), 10, 2), scattered(block(20_000, name="b"), 10, 1)):
+    div = random_parts(block(20_000, name="a"), 10, 1)
+    assert div == random_parts(block(20_000, name="a"), 10, 1)
+    for other in (random_parts(block(20_000, name="a"), 10, 2), random_parts(block(20_000, name="b"), 10, 1)):
         assert agreement(div, other) == pytest.approx(0.1, abs=5 * (0.09 / 20_000) ** 0.5)
-    assert agreement(div, scattered(block(20_000, name="a"), 11, 1)) < 0.2
-    assert agreement(scattered(block(500), 10, -1), scattered(block(500), 10, 1)) < 0.3
+    assert agreement(div, random_parts(block(20_000, name="a"), 11, 1)) < 0.2
+    assert agreement(random_parts(block(500), 10, -1), random_parts(block(500), 10, 1)) < 0.3
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 17), (5, 4), (63, 0)])
 def test_elements_of_different_runs_share_a_part_as_often_as_by_chance(first, second):
     parts, runs = 8, 4000
-    with mock.patch.object(division, "_RUN", 64):
-        part = Scattered(64 * runs, parts, 1 << 40).part_of().view(runs, 64)
+    with mock.patch.object(block_partition, "_RUN", 64):
+        part = RandomParts(64 * runs, parts, 1 << 40).part_of().view(runs, 64)
     shared = float((part[1:, first] == part[:-1, second]).double().mean())
     spread = (1 / parts * (1 - 1 / parts) / runs) ** 0.5
     assert shared == pytest.approx(1 / parts, abs=4 * spread)
@@ -362,8 +370,8 @@ def test_elements_of_different_runs_share_a_part_as_often_as_by_chance(first, se
 
 def test_each_place_in_a_run_falls_to_every_part():
     parts, runs = 8, 4000
-    with mock.patch.object(division, "_RUN", 64):
-        part = Scattered(64 * runs, parts, 1 << 41).part_of().view(runs, 64)
+    with mock.patch.object(block_partition, "_RUN", 64):
+        part = RandomParts(64 * runs, parts, 1 << 41).part_of().view(runs, 64)
     counts = torch.stack([torch.bincount(part[:, place], minlength=parts) for place in (0, 1, 31)]).double()
     expected = runs / parts
     assert float(((counts - expected) ** 2 / expected).sum(1).max()) < 30  # chi squared, 7 degrees of freedom
@@ -371,10 +379,10 @@ def test_each_place_in_a_run_falls_to_every_part():
 
 def test_d15_more_parts_than_elements_are_capped_and_said():
     cells = [(block(4, 4, name="w"), ("a", "b")), (block(3, name="b"), ("a",)), (block(name="gate"), ("a",))]
-    slots = Slots.made(Partition.random(5, 0), ("a", "b"), cells)
-    assert [slot.division.count for slot in slots.blocks] == [5, 3, 1]
+    slots = CoefficientIndex.from_cells(Partition.random(5, 0), ("a", "b"), cells)
+    assert [slot.partition.count for slot in slots.blocks] == [5, 3, 1]
     assert [slot.block.name for slot in slots.capped] == ["b", "gate"]
     assert slots.count == 2 * 5 + 3 + 1
-    assert sorted(slots.by_block["b"].division.part_of().tolist()) == [0, 1, 2]
-    assert Slots.made(Partition.rows(), ("a", "b"), cells).capped == ()
-    assert Slots.made(Partition.random(1, 0), ("a", "b"), cells).capped == ()
+    assert sorted(slots.by_block["b"].partition.part_of().tolist()) == [0, 1, 2]
+    assert CoefficientIndex.from_cells(Partition.rows(), ("a", "b"), cells).capped == ()
+    assert CoefficientIndex.from_cells(Partition.random(1, 0), ("a", "b"), cells).capped == ()

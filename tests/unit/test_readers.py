@@ -30,9 +30,6 @@ from aniso.data.readers.tar_index import members
 from aniso.weights.files import RawFile
 from watch import contents
 
-MINI = Path("/work/shared/data/mini")
-
-
 # pictures, each of a colour of its own
 
 
@@ -725,11 +722,10 @@ def test_pictures_are_read_after_a_fork(tmp_path, name):
     child.join()
 
 
-@pytest.mark.skipif(not MINI.is_dir(), reason="needs the mini data sets")
 @pytest.mark.parametrize("name", ["mnist", "dtd10", "tiny_imagenet"])
-def test_mini(name):
-    card = json.loads((MINI / name / "card.json").read_text())
-    reading = read("parquet", MINI / name, {})
+def test_mini(name, mini_data):
+    card = json.loads((mini_data / name / "card.json").read_text())
+    reading = read("parquet", mini_data / name, {})
     assert {part: len(found.codes) for part, found in reading.parts.items()} == {
         part: count for part, count in card["counts"].items() if count
     }

@@ -46,8 +46,9 @@ from aniso.learn.selection import (
 from aniso.learn.selection.strategy import cell_bytes
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
-from aniso.vectors import Bank, BlockSource, Dense, LowRank, Packed, Provenance, TaskVector, segment_writer
-from aniso.vectors.segment import _runs
+from aniso.vectors import Bank, BlockSource, Dense, LowRank, Packed, Provenance, TaskVector
+from aniso.vectors._files import segment_writer
+from aniso.vectors._files.segment import _runs
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -165,7 +166,7 @@ def by_autograd(encoder: Encoder, bank: Bank, split: Labelled = SPLIT) -> dict[s
     out: dict[str, dict[str, float]] = {name: {} for name in bank}
     assert composition.values.grad is not None
     for (vector, block, _), value in zip(
-        composition.slots.labels(), composition.values.grad.tolist(), strict=True
+        composition.index.labels(), composition.values.grad.tolist(), strict=True
     ):
         out[vector][block] = value
     return out
@@ -363,7 +364,7 @@ def test_terms_without_labels_can_be_chosen_by_and_are_those_of_autograd(
     (-(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()).backward()
     expected = composition.values.grad
     assert expected is not None
-    made = torch.tensor([found[v][b] for v, b, _ in composition.slots.labels()], dtype=torch.float64)
+    made = torch.tensor([found[v][b] for v, b, _ in composition.index.labels()], dtype=torch.float64)
     assert naive.close(made, expected, 1e-9)
 
 
@@ -815,7 +816,7 @@ def test_of_equals_the_first_in_the_bank_is_kept(encoder: Encoder, bank: Bank) -
 
 def test_progress_is_told(encoder: Encoder, bank: Bank) -> None:
     said: list[tuple[str, int, int]] = []
-    Pursuit(encoder, LOSS, 1, batch=4, told=lambda *one: said.append(one)).choose(bank)
+    Pursuit(encoder, LOSS, 1, batch=4, progress=lambda *one: said.append(one)).choose(bank)
     gradients = [("gradient on made", 4, 7), ("gradient on made", 7, 7)]
     vectors = [("gradients of vectors", i, 5) for i in range(1, 6)]
     assert said == [*gradients, *vectors, *(("inner products of vectors", i, 8) for i in range(1, 9))]
@@ -852,7 +853,7 @@ def test_coefficients_of_a_smaller_bank_are_those_of_its_cells_and_fit_the_whole
     encoder: Encoder, bank: Bank, smaller: Bank, partition: Partition, tmp_path: Path
 ) -> None:
     composition = learned(encoder, smaller, partition)
-    labels = {(v, b) for v, b, _ in composition.slots.labels()}
+    labels = {(v, b) for v, b, _ in composition.index.labels()}
     covered = {c for c in cells_of(smaller) if partition.covers(bank.layout.by_name[c[1]])}
     assert labels == ({(v, "*") for v in smaller} if partition.is_shared else covered)
     composition.coefficients.save(tmp_path / "coefficients")
@@ -872,7 +873,7 @@ def test_a_smaller_banks_composition_is_that_of_the_whole_one_with_zeros(
     few, all_ = learned(encoder, smaller), Composition(encoder, bank)
     with torch.no_grad():
         for vector, block, _, value in few.coefficients.items():
-            all_.values[all_.slots.index(vector, block)] = value
+            all_.values[all_.index.cell(vector, block)] = value
         x = seen(encoder, SPLIT)[0]
         assert naive.close(few(x), all_(x), 1e-12)
 
@@ -908,7 +909,7 @@ def test_a_smaller_bank_is_saved_and_opened_as_what_it_is(
         assert torch.equal(one, two) if storage == "fp32" else torch.allclose(one, two, atol=0.02)
     if storage == "fp32":
         assert all(written[n].norms == pytest.approx(smaller[n].norms) for n in smaller)
-    opened = Bank.open(tmp_path / "smaller")
+    opened = Bank.load(tmp_path / "smaller")
     assert opened.content_hash == written.content_hash
 
 
@@ -917,7 +918,7 @@ def test_a_smaller_bank_is_pickled_as_its_cells(encoder: Encoder, bank: Bank, sm
     assert cells_of(again) == cells_of(smaller) and again.content_hash == smaller.content_hash
     composition = learned(encoder, smaller)
     values = pickle.loads(pickle.dumps(composition.bank))
-    assert Composition(encoder, values).slots.count == composition.slots.count
+    assert Composition(encoder, values).index.count == composition.index.count
 
 
 def test_the_content_hash_tells_choices_apart(encoder: Encoder, bank: Bank, tmp_path: Path) -> None:

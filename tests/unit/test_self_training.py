@@ -35,16 +35,16 @@ from aniso.learn import (
     FixMatch,
     Last,
     Schedule,
-    Trained,
+    Trainable,
     fit,
 )
+from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.learn._training.loop import Loop
 from aniso.learn.features import features
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.loop import Loop
 from aniso.learn.lora import adapter
 from aniso.learn.objectives import DataTerm, Seen
-from aniso.learn.passes import Passes
-from aniso.learn.said import Said, said
+from aniso.learn.predictions import Said, said
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
@@ -108,7 +108,7 @@ def test_what_is_trusted_is_chosen_anew_in_every_epoch_by_the_model_as_it_is_the
 ) -> None:
     term = FixMatch(pictures)
     composition = started(world, start)
-    loop = Loop(Trained.coefficients(composition), term * 1.0, replace(SCHEDULE, epochs=3, lr=2.0), Last())
+    loop = Loop(Trainable.coefficients(composition), term * 1.0, replace(SCHEDULE, epochs=3, lr=2.0), Last())
     values, found = [], []
     for row in loop.run(*NOTHING):
         values.append(composition.values.detach().clone())
@@ -134,7 +134,7 @@ def test_answers_are_looked_at_once_an_epoch_without_gradients(
 
     monkeypatch.setattr(Composition, "forward", watched)
     said_so: list[str] = []
-    fit(world.composition(), FixMatch(pictures), SCHEDULE, told=lambda what, *_: said_so.append(what))
+    fit(world.composition(), FixMatch(pictures), SCHEDULE, progress=lambda what, *_: said_so.append(what))
     steps = [(8, False, False), (8, True, False)] * 3  # the view that is only looked at, and the strong one
     assert calls == 2 * [(15, False, False), *steps]
     answers = [i for i, what in enumerate(said_so) if what == "answers on control train"]
@@ -181,7 +181,7 @@ def indices(
     count: int, batch: int, trusted: Sequence[int] | None, *, epoch: int = 0, seed: int = 0, **more: Any
 ) -> list[tuple[int, ...]]:
     schedule = Schedule(epochs=2, lr=1.0, batch=batch, **more)
-    made = Passes([(grey(count), (Blank(),))], schedule, seed, [0.25])
+    made = EpochSampler([(grey(count), (Blank(),))], schedule, seed, [0.25])
     found = [one.indices for (one,) in made.epoch(epoch, trusted=[trusted])]
     assert len(found) == made.steps
     return found
@@ -262,7 +262,7 @@ def test_batches_too_small_for_a_quarter_have_nothing_trusted() -> None:
 
 def test_an_epoch_that_goes_on_has_the_same_batches() -> None:
     schedule = Schedule(epochs=1, lr=1.0, batch=8)
-    made = Passes([(grey(30), (Blank(),))], schedule, 0, [0.25])
+    made = EpochSampler([(grey(30), (Blank(),))], schedule, 0, [0.25])
     whole = [one.indices for (one,) in made.epoch(0, trusted=[range(5)])]
     for start in range(len(whole) + 1):
         rest = [one.indices for (one,) in made.epoch(0, start=start, trusted=[range(5)])]
@@ -276,7 +276,7 @@ def strong_views(
     split: Unlabelled, *, seed: int = 0, epoch: int = 0, trusted: Sequence[int] = (2, 9)
 ) -> list[Batch]:
     term = FixMatch(split)
-    made = Passes([(split, term.views(SEEING))], SCHEDULE, seed, [term.trusted_share])
+    made = EpochSampler([(split, term.views(SEEING))], SCHEDULE, seed, [term.trusted_share])
     return [batch for (batch,) in made.epoch(epoch, trusted=[trusted])]
 
 
@@ -372,9 +372,9 @@ def whole(
     """What runs come to that nobody interrupts."""
     out = {}
     for way, (*_, calls, _) in WAYS.items():
-        told = At(0)
-        out[way] = run(world, pictures, way, tmp_path_factory.mktemp("runs") / "run", told=told)
-        assert told.calls == calls
+        progress = At(0)
+        out[way] = run(world, pictures, way, tmp_path_factory.mktemp("runs") / "run", progress=progress)
+        assert progress.calls == calls
     assert out["sar"][1][-1]["forgotten"] == 2
     return out
 
@@ -389,7 +389,7 @@ def test_a_run_that_was_asked_to_stop_anywhere_ends_the_same(
     n: int,
 ) -> None:
     with pytest.raises(StoppedError):
-        run(world, pictures, way, tmp_path / "run", told=At(n))
+        run(world, pictures, way, tmp_path / "run", progress=At(n))
     assert run(world, pictures, way, tmp_path / "run", resume=True) == whole[way]
 
 
@@ -404,7 +404,7 @@ def test_a_run_that_goes_on_with_the_same_composition_forgets_back_to_the_first_
 ) -> None:
     composition = started(world, uncertain(world))
     with pytest.raises(StoppedError):
-        run(world, pictures, "sar", tmp_path / "run", composition, told=At(2))
+        run(world, pictures, "sar", tmp_path / "run", composition, progress=At(2))
     assert run(world, pictures, "sar", tmp_path / "run", composition, resume=True) == whole["sar"]
 
 
@@ -430,7 +430,7 @@ def online_by_hand(
 ) -> tuple[Tensor, Tensor]:
     """Answers and values of a loop that answers every batch before it learns from it."""
     composition = started(world, start)
-    made = Passes([(term.split, term.views(world.encoder))], schedule, 0)
+    made = EpochSampler([(term.split, term.views(world.encoder))], schedule, 0)
     head = world.encoder.class_weights(term.split.classes)
     optimiser = torch.optim.AdamW([composition.values], weight_decay=schedule.weight_decay)
     answers = torch.full((len(term.split),), -1)
@@ -658,7 +658,7 @@ def test_every_loss_learns_with_random_parts_and_low_rank_vectors(
         composition = world.composition(Partition.parse("random:3"))
     done = fit(composition, TERMS[name](pictures), replace(SCHEDULE, epochs=1, lr=0.02))
     assert bool(composition.values.any()) and bool(torch.isfinite(composition.values).all())
-    assert done.coefficients is not None and len(done.coefficients) == composition.slots.count
+    assert done.coefficients is not None and len(done.coefficients) == composition.index.count
     assert math.isfinite(done.history[1]["loss"])
 
 
@@ -702,14 +702,14 @@ def test_a_vit_b_32_has_30720_numbers_in_its_norms_but_for_the_last_three_layers
     with torch.device("meta"):
         network = made()
     encoder = thin(network)
-    trained = Trained.layer_norms(encoder)
+    trained = Trainable.layer_norms(encoder)
     assert trained.count == 30_720 == 768 * 2 * (2 * 9 + 2)
     depths = {
         block.depth for block in encoder.layout.blocks for part in block.parts if part.key in trained.tensors
     }
     assert depths == {None, *range(9)}
     assert not [name for name in trained.tensors if name.startswith(("transformer", "text", "ln_final"))]
-    assert Trained.layer_norms(encoder, without_last=0).count == 768 * 2 * (2 * 12 + 2)
+    assert Trainable.layer_norms(encoder, without_last=0).count == 768 * 2 * (2 * 12 + 2)
 
 
 @pytest.mark.parametrize("name", TERMS)
@@ -717,7 +717,7 @@ def test_norms_are_trained_and_nothing_else_changes(
     world: colours.World, pictures: Unlabelled, name: str
 ) -> None:
     before = {key: value.clone() for key, value in world.encoder.state_dict().items()}
-    trained = Trained.layer_norms(world.encoder, without_last=0)
+    trained = Trainable.layer_norms(world.encoder, without_last=0)
     assert trained.count == 32 * 2 * (2 * 1 + 2)  # one layer, and the norms before and after
     done = fit(trained, TERMS[name](pictures), replace(SCHEDULE, epochs=1, lr=0.01))
     assert done.coefficients is None and done.kept == 1
@@ -729,7 +729,7 @@ def test_norms_are_trained_and_nothing_else_changes(
 
 
 def test_the_last_layers_norms_stay(world: colours.World) -> None:
-    names = [set(Trained.layer_norms(world.encoder, without_last=n).tensors) for n in (0, 1, 3)]
+    names = [set(Trainable.layer_norms(world.encoder, without_last=n).tensors) for n in (0, 1, 3)]
     assert names[1] == names[2] == {name for name in names[0] if ".layers." not in name}
     assert len(names[0]) == 8 and len(names[1]) == 4
 
@@ -738,13 +738,13 @@ def test_a_run_over_norms_goes_on_the_same(
     world: colours.World, pictures: Unlabelled, tmp_path: Path
 ) -> None:
     def norms(place: str, **more: Any) -> tuple[list[bytes], tuple[Any, ...]]:
-        trained = Trained.layer_norms(world.encoder)
+        trained = Trainable.layer_norms(world.encoder)
         done = fit(trained, FixMatch(pictures), SCHEDULE, directory=tmp_path / place, **more)
         return [bits(tensor) for tensor in trained.tensors.values()], done.history
 
     expected = norms("whole")
     with pytest.raises(StoppedError):
-        norms("run", told=At(6))
+        norms("run", progress=At(6))
     assert norms("run", resume=True) == expected
 
 
@@ -752,14 +752,14 @@ def test_a_model_without_norms_is_refused(refused: Refused) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.Linear(4, 4))
     encoder = Encoder("plain", network, Family(lambda network, images: network(images)), Pixels(8))
     with refused("MODEL-NAME", 2, "plain", "no norms"):
-        Trained.layer_norms(encoder)
+        Trainable.layer_norms(encoder)
 
 
 def test_terms_about_coefficients_are_refused_for_norms(
     world: colours.World, pictures: Unlabelled, refused: Refused
 ) -> None:
     with refused("OBJECTIVE", 2, "1-norm"):
-        fit(Trained.layer_norms(world.encoder), Entropy(pictures) + CoefficientNorm(), SCHEDULE)
+        fit(Trainable.layer_norms(world.encoder), Entropy(pictures) + CoefficientNorm(), SCHEDULE)
 
 
 # what can be told from answers alone

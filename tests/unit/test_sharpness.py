@@ -18,12 +18,12 @@ import colours
 from aniso.compose import Composition
 from aniso.data import Unlabelled
 from aniso.errors import ResourceError
-from aniso.learn import SAR, Contrastive, Entropy, Last, Schedule, Trained, fit
+from aniso.learn import SAR, Contrastive, Entropy, Last, Schedule, Trainable, fit
+from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.learn._training.loop import Loop
+from aniso.learn._training.sharpness import Sharpness
 from aniso.learn.fit import _doubts
-from aniso.learn.loop import Loop
 from aniso.learn.objectives import Seen
-from aniso.learn.passes import Passes
-from aniso.learn.sharpness import Sharpness
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -285,7 +285,7 @@ class ByHand:
 
     def run(self) -> Tensor:
         encoder, schedule = self.world.encoder, self.schedule
-        made = Passes([(self.term.split, self.term.views(encoder))], schedule, 0)
+        made = EpochSampler([(self.term.split, self.term.views(encoder))], schedule, 0)
         values, number = self.start, 0
         for epoch in range(schedule.epochs):
             for (batch,) in made.epoch(epoch):
@@ -352,7 +352,7 @@ def test_forgetting_puts_back_the_start_and_clears_the_momentum(
     """A floor above all entropies: every step is a collapse."""
     composition = started(world)
     term = SAR(pictures, margin=1.1, radius=0.05, floor=9.0)
-    loop = Loop(Trained.coefficients(composition), term * 1.0, DESCENT, Last())
+    loop = Loop(Trainable.coefficients(composition), term * 1.0, DESCENT, Last())
     for row in loop.run(*NOTHING):
         assert bits(composition.values) == bits(away_from_zero(world))
         assert row["forgotten"] == 3 * row["epoch"]
@@ -365,7 +365,7 @@ def test_momentum_is_there_as_long_as_nothing_is_forgotten(
 ) -> None:
     composition = started(world)
     loop = Loop(
-        Trained.coefficients(composition), SAR(pictures, margin=0.5, floor=0.0) * 1.0, DESCENT, Last()
+        Trainable.coefficients(composition), SAR(pictures, margin=0.5, floor=0.0) * 1.0, DESCENT, Last()
     )
     list(loop.run(*NOTHING))
     assert bool(loop.state().tensors["moment.momentum_buffer.values"].any())

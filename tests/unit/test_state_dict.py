@@ -163,6 +163,22 @@ def test_wrappers_in_wrappers_are_told_one_by_one():
     assert [note[-3:] for note in found.notes] == ["'a'", "'b'", "'c'"]
 
 
+def test_wrappers_nested_deeper_than_any_checkpoint_are_refused(refused):
+    root = {"w": W}
+    for _ in range(7):
+        root = {"a": root}
+    assert find(root).tensors == {"w": W}
+    with refused("PICKLE-LIMIT", 4, "model.pt", "more than 8 deep"):
+        find({"a": root})
+
+
+@pytest.mark.parametrize("name", ["callbacks", "loops"])
+def test_state_of_a_training_loop_is_no_candidate(name):
+    best = {"ModelCheckpoint": {"best_model_score": V}}
+    found = find({"state_dict": {"w": W}, name: best, "epoch": 3})
+    assert found.tensors == {"w": W} and f"entries left out: {name}, epoch" in found.notes
+
+
 def test_module_without_tensors_is_no_candidate():
     loss = module(modules={"inner": module()})
     found = find({"criterion": loss, "net": {"w": W}})

@@ -183,11 +183,11 @@ def test_by_default_the_first_unreadable_picture_stops(damaged, refused):
 
 
 def test_unreadable_pictures_can_be_left_out_and_that_is_said(damaged):
-    told = []
-    task = load_task(damaged, on_bad_image="skip", told=lambda *words: told.append(words))
+    progress = []
+    task = load_task(damaged, on_bad_image="skip", progress=lambda *words: progress.append(words))
     assert len(task.test) == 6
     assert any("2 pictures left out" in note and "001.png" in note for note in task.notes)
-    assert told[-1][1:] == (8, 8)
+    assert progress[-1][1:] == (8, 8)
 
 
 def test_or_up_to_a_number(damaged, refused):

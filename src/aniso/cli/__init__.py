@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import resource
 import secrets
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-from aniso.errors import AnisoError, InputError, ResourceError, UsageError, printable
+from aniso.cli.signals import Ended, ending_cleanly
+from aniso.errors import AnisoError, InputError, ResourceError, StoppedError, UsageError, printable
+from aniso.progress import set_progress
+
+_NO_MEMORY = (
+    "allocate memory",
+    "out of memory",
+    "failed to map segment",
+    "bad_alloc",
+    "can't start new thread",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; no error leaves a traceback on the terminal."""
     args = sys.argv[1:] if argv is None else argv
     _escape_what_cannot_be_printed()
+    set_progress(False)  # commands show progress themselves
     try:
-        from aniso.cli.app import app
+        with ending_cleanly():
+            from aniso.cli.app import app
 
-        code = app(args=args, prog_name="aniso", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+            code = app(args=args, prog_name="aniso", standalone_mode=False)
+            return code if isinstance(code, int) else 0
+    except Ended as e:
+        return _report(_stopped(e), as_json="--json" in args)
     except SystemExit as e:
         if isinstance(e.__context__, BrokenPipeError):  # typer and rich make it an exit of their own
             return _reader_has_gone()
@@ -40,6 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         return _report(known, as_json="--json" in args) if known else _our_bug()
 
 
+def _stopped(request: Ended) -> StoppedError:
+    return StoppedError(
+        "STOPPED", "the command was asked to end", signal=request.number, fix="run it again, or resume it"
+    )
+
+
 def _reader_has_gone() -> int:
     """Which is their right; keep Python from complaining at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,9 +75,12 @@ def _as_ours(error: Exception) -> AnisoError | None:
     if hasattr(error, "format_message"):  # the command line's own: an unknown option, a missing argument
         message = " ".join(str(error.format_message()).split())
         return UsageError("USAGE", message or "nothing to do", fix="aniso --help")
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    if _lacks_memory(error):
         return ResourceError(
-            "OUT-MEMORY", "there is not enough memory", reason=str(error)[:200], fix="close other programs"
+            "OUT-MEMORY",
+            "there is not enough memory",
+            reason=printable(error, 200),
+            fix="close other programs, or raise the limit (ulimit -v, or the container's)",
         )
     if isinstance(error, OSError):
         return InputError(
@@ -65,6 +90,22 @@ def _as_ours(error: Exception) -> AnisoError | None:
             fix="check the path",
         )
     return None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in the words of Python, torch, C++ or the loader of shared libraries."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if isinstance(error, SystemError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return "exception" in str(
+            error
+        )  # "error return without exception set": the exception found no memory
+    if isinstance(error, RuntimeError | ImportError | OSError):
+        text = str(error)
+        if any(words in text for words in _NO_MEMORY):
+            return True
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return before is not None and _lacks_memory(before)
 
 
 def _escape_what_cannot_be_printed() -> None:

@@ -80,11 +80,11 @@ def bake(
 def _bake_adapter(
     made: Coefficients, bank: Bank, base: str, out: Path, rank: int | None, overwrite: bool, json: bool
 ) -> None:
-    from aniso.compose.composed_adapter import composed_adapter
+    from aniso.compose import merge_adapters
 
-    total = sum(4 * slot.block.numel for slot in made.slots.blocks)
+    total = sum(4 * entry.block.numel for entry in made.index.blocks)
     with show.progress("composing", total) as advance:
-        adapter = composed_adapter(options.base_files(base), bank, made, rank=rank, progress=advance)
+        adapter = merge_adapters(options.base_files(base), bank, made, rank=rank, progress=advance)
     adapter.save(out, command=show.this_command(), overwrite=overwrite)
     ranks = adapter.ranks.values()
     if json:

@@ -100,16 +100,15 @@ def plan(
     """Say what composing with a bank would take, before anything large is read."""
     import torch
 
-    from aniso.compose import Partition, Plan, Runtime
-    from aniso.compose.slots import Slots
+    from aniso.compose import CoefficientIndex, Partition, Plan, Runtime
 
     bank = options.open_bank(directory)
-    slots = Slots.of(bank, Partition.parse(partition))
-    made = Plan.of(bank, slots, Runtime(memory=memory, stream=stream), torch.device("cpu"))
+    index = CoefficientIndex.of(bank, Partition.parse(partition))
+    made = Plan.of(bank, index, Runtime(memory=memory, stream=stream), torch.device("cpu"))
     if json:
-        show.as_json({**made.as_dict(), "notes": list(slots.notes)})
+        show.as_json({**made.as_dict(), "notes": list(index.notes)})
         return
-    show.notes(slots.notes)
+    show.notes(index.notes)
     for text in str(made).splitlines():
         show.line(text)
 
@@ -151,9 +150,11 @@ def features(
     found = {}
     for said in task:
         name, _, ref = said.rpartition("=")
-        with show.telling() as told:
-            own = load_task(ref, data, told=told)
-            found[name or own.name] = mean_feature(encoder, own.split(split), workers=workers, told=told)
+        with show.telling() as progress:
+            own = load_task(ref, data, progress=progress)
+            found[name or own.name] = mean_feature(
+                encoder, own.split(split), workers=workers, progress=progress
+            )
         show.notes(f"{own.name}: {note}" for note in own.notes)
     known = bank.with_features(found).features
     if json:

@@ -39,7 +39,7 @@ def make(
     chosen = options.open_bank(bank).only(*numbers)
     zeros = Coefficients.zeros(chosen, Partition.whole())
     ordered = torch.tensor([numbers[name] for name in zeros.vectors])
-    made = Coefficients(zeros.slots, ordered, zeros.origin)
+    made = Coefficients(zeros.index, ordered, zeros.origin)
     made.save(out, overwrite=overwrite)
     _report(made, json)
 

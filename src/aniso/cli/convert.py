@@ -26,12 +26,12 @@ def convert(
     json: show.Json = False,
 ) -> None:
     """Rewrite a checkpoint as safetensors, or between open_clip's and Hugging Face's names."""
+    from aniso.vectors import KeyEdits
     from aniso.vectors.convert import convert as run
-    from aniso.vectors.edits import Edits
     from aniso.weights import open_weights
 
     source = open_weights(ref, tensors_only=tensors_only)
-    edits = Edits(tuple(skip_key or ()))
+    edits = KeyEdits(tuple(skip_key or ()))
     edits.require_used([source])
     source = edits.applied(source)
     with show.progress("converting", source.nbytes) as advance:

@@ -36,8 +36,8 @@ def demo(
     begun = time.monotonic()
     tour = steps()
     with _inside(out):
-        with show.telling() as told:
-            write_tasks(Path("data"), told)
+        with show.telling() as progress:
+            write_tasks(Path("data"), progress)
         for n, step in enumerate(tour, 1):
             show.told_line("")
             show.told_line(f"[{n}/{len(tour)}] {step.title}")

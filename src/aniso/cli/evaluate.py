@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aniso.data import Labelled, Task
     from aniso.learn.heads import Head
     from aniso.models import Encoder, Wrapped
-    from aniso.weights.files import Told
+    from aniso.progress import ProgressCallback
 
 
 def evaluate(
@@ -85,9 +85,9 @@ def evaluate(
     encoder = load_model(model, weights)
     subject = _with_head(_subject(encoder, bank, vector, coefficients, linearised), head)
     policy = options.bad_images(on_bad_image)
-    with show.telling() as told:
+    with show.telling() as progress:
         tasks = [
-            load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, told=told)
+            load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, progress=progress)
             for name in task
         ]
     splits = [found.split(split) for found in tasks]
@@ -95,9 +95,9 @@ def evaluate(
         _require_free(record, [_file_name(encoder, found, split, subject) for found in tasks], overwrite)
     rows = []
     for found, chosen in zip(tasks, splits, strict=True):
-        with show.telling() as told:
-            made, notes = _measured(encoder, subject, found, chosen, split, batch or 256, workers, told)
-        show.notes([*(f"{found.name}: {note}" for note in found.notes), *notes])
+        with show.telling() as progress:
+            made, notes = _measured(encoder, subject, found, chosen, split, batch or 256, workers, progress)
+        show.notes([*(show.note_of(found.name, note) for note in found.notes), *notes])
         if record is not None:
             text = json_text.dumps(made, indent=1, sort_keys=True) + "\n"
             write_text(record / _file_name(encoder, found, split, subject), text, overwrite=overwrite)
@@ -118,7 +118,7 @@ def _evaluate_texts(
     json: bool,
 ) -> None:
     from aniso.cli.evaluate_texts import measured, show_rows, texts_of
-    from aniso.data import Passages
+    from aniso.data import TextDataset
     from aniso.models import load_language_model
 
     model = load_language_model(name, weights)
@@ -126,7 +126,9 @@ def _evaluate_texts(
     texts = texts_of(model, files, length)
     what = "the base" if subject.model is model else subject.what
     identity = {"what": what, **subject.identity}
-    rows = measured(model, subject.model, identity, texts, batch=batch or Passages.at_once, workers=workers)
+    rows = measured(
+        model, subject.model, identity, texts, batch=batch or TextDataset.at_once, workers=workers
+    )
     show_rows(model.name, what, rows, json=json)
 
 
@@ -211,17 +213,17 @@ def _measured(
     split: str,
     batch: int,
     workers: int,
-    told: Told,
+    progress: ProgressCallback,
 ) -> tuple[dict[str, Any], list[str]]:
     """A record with what is needed to tell whether another one is comparable; no paths, no dates, no host."""
     from aniso import __version__
     from aniso.learn import evaluate as run
-    from aniso.learn.heads import Among
+    from aniso.learn.heads import RestrictedHead
     from aniso.weights.fingerprint import tensor_hash
 
-    weights = encoder.class_weights(task.classes, told=told)
-    head = weights if subject.head is None else Among(subject.head, task.classes.names)
-    result = run(subject.model, chosen, head=head, batch=batch, workers=workers, told=told)
+    weights = encoder.class_weights(task.classes, progress=progress)
+    head = weights if subject.head is None else RestrictedHead(subject.head, task.classes.names)
+    result = run(subject.model, chosen, head=head, batch=batch, workers=workers, progress=progress)
     record = {
         "model": encoder.name,
         "fingerprint": encoder.fingerprint,

@@ -11,34 +11,36 @@ from aniso.cli import show
 if TYPE_CHECKING:
     from torch import nn
 
-    from aniso.data import Passages
+    from aniso.data import TextDataset
     from aniso.models import LanguageModel
 
 
-def texts_of(model: LanguageModel, files: Sequence[str], length: int | None) -> list[Passages]:
+def texts_of(model: LanguageModel, files: Sequence[str], length: int | None) -> list[TextDataset]:
     from aniso.data import read_examples
-    from aniso.learn import passages
+    from aniso.learn import text_dataset
 
-    return [passages(model, read_examples(file), Path(file).name, "test", length=length) for file in files]
+    return [
+        text_dataset(model, read_examples(file), Path(file).name, "test", length=length) for file in files
+    ]
 
 
 def measured(
     model: LanguageModel,
     subject: nn.Module,
     identity: Mapping[str, str],
-    texts: Sequence[Passages],
+    texts: Sequence[TextDataset],
     *,
     batch: int,
     workers: int,
 ) -> list[dict[str, Any]]:
     """A record for each file; no paths, no dates, no host."""
     from aniso import __version__
-    from aniso.learn import guessed
+    from aniso.learn import evaluate_lm
 
     rows = []
     for split in texts:
-        with show.telling() as told:
-            found = guessed(subject, split, batch=batch, workers=workers, told=told)
+        with show.telling() as progress:
+            found = evaluate_lm(subject, split, batch=batch, workers=workers, progress=progress)
         rows.append(
             {
                 "model": model.name,

@@ -9,17 +9,17 @@ from typing import Any
 
 from aniso.cli import options, show
 from aniso.cli.fit_options import HOW, SCHEDULE
-from aniso.compose import Runtime
-from aniso.compose.runtime import show_bytes
-from aniso.errors import InputError, UsageError, printable
+from aniso.compose import Runtime, show_bytes
+from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.carried_out import work_of
-from aniso.experiments.outcome import Circumstances
+from aniso.experiments.outcome import RunOptions
 from aniso.experiments.record import Clock, record
 from aniso.experiments.run_directory import TENSORBOARD, RunDirectory
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
-from aniso.learn.board import Board
+from aniso.learn import TensorBoardWriter
+from aniso.records import Record
 from aniso.weights.files import RawFile
 
 _PATH = 255  # what is longer is no file's name, and cannot even be looked for
@@ -52,21 +52,32 @@ def carry_out(kind: str, said: dict[str, Any]) -> None:
     if run is not None:
         found = run.begin(setting, resume=bool(how["resume"]))
         if found is not None:  # done already
-            _print(found, run, how)
+            _compare(found, run, setting, how)
+            _print(found.content(), run, how)
             return
     elif how["resume"]:
         raise UsageError("USAGE", "there is nothing to go on with", fix="name the run's directory with -o")
     clock = Clock()
     try:
-        with show.telling() as told:
-            outcome = work_of(setting, _circumstances(how, run, told, show.told_line)).run()
+        with show.telling() as progress:
+            outcome = work_of(setting, _circumstances(how, run, progress, show.told_line)).run()
     except BaseException as e:
         if run is not None:
             run.forget(e)
         raise
     show.notes(outcome.notes)
     made = record(setting, outcome, clock)
-    _print(run.finish(made, outcome) if run is not None else made, run, how)
+    _print((run.finish(made, outcome) if run is not None else made).content(), run, how)
+
+
+def _compare(made: Record, run: RunDirectory, setting: BaseSetting, how: dict[str, Any]) -> None:
+    """A finished run is not shown as if it were of files that have changed since."""
+    try:
+        run.require_unchanged(made, work_of(setting, RunOptions(data=how["data"])).content)
+    except AnisoError as e:
+        if e.code == "RUN-CHANGED":
+            raise
+        show.notes([f"the files it was made from could not be compared: {e.message}"])
 
 
 def _setting(kind: str, said: dict[str, Any]) -> BaseSetting:
@@ -99,8 +110,8 @@ def _names(said: list[str]) -> list[str]:
 
 
 def _circumstances(
-    how: dict[str, Any], run: RunDirectory | None, told: Any, say: Callable[[str], None]
-) -> Circumstances:
+    how: dict[str, Any], run: RunDirectory | None, progress: Any, say: Callable[[str], None]
+) -> RunOptions:
     begun = time.monotonic()
     board = _board(how, run)
 
@@ -113,25 +124,25 @@ def _circumstances(
             board(row)
         say(f"epoch {row['epoch']}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
 
-    return Circumstances(
+    return RunOptions(
         data=how["data"],
         workers=how["workers"],
         device=how["device"],
-        runtime=Runtime(memory=how["memory"]),
+        runtime=Runtime(memory=how["memory"], keep_freed=True),
         directory=run.path if run is not None else None,
         resume=bool(how["resume"]),
         allow_env_change=bool(how["allow_env_change"]),
-        told=told,
+        progress=progress,
         epoch_done=epoch_done,
     )
 
 
-def _board(how: dict[str, Any], run: RunDirectory | None) -> Board | None:
+def _board(how: dict[str, Any], run: RunDirectory | None) -> TensorBoardWriter | None:
     if not how["tensorboard"]:
         return None
     if run is None:
         raise UsageError("USAGE", "TensorBoard's files belong into a directory", fix="name one with -o")
-    return Board(run.path / TENSORBOARD)
+    return TensorBoardWriter(run.path / TENSORBOARD)
 
 
 def _print(made: dict[str, Any], run: RunDirectory | None, how: dict[str, Any]) -> None:
@@ -239,7 +250,7 @@ def _plan(setting: BaseSetting, how: dict[str, Any]) -> None:
     if out is not None:
         RunDirectory(out).require_usable(setting, resume=bool(how["resume"]))
     memory, facts = work_of(
-        setting, Circumstances(data=how["data"], device=how["device"], runtime=Runtime(memory=how["memory"]))
+        setting, RunOptions(data=how["data"], device=how["device"], runtime=Runtime(memory=how["memory"]))
     ).plan()
     trainable = facts.get("trainable", 0)
     state = 4 * 4 * trainable  # values, two moments, the kept ones

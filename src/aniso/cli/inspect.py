@@ -24,15 +24,19 @@ def inspect(
     ] = False,
     json: show.Json = False,
 ) -> None:
-    """Show what a file holds, without running anything in it."""
-    from aniso.vectors.survey import survey_source
+    """Show what a file holds, without running anything in it.
+
+    Exit code 4 if it is a pickle that would have called functions: they are listed, and none is called.
+    """
+    from aniso.vectors.summary import survey_source
     from aniso.vectors.task_vector import stored_vector
     from aniso.weights import open_weights
+    from aniso.weights.torch_file import calls_error
 
     if (Path(ref) / "vectors-000.safetensors").is_file():
         show_bank(Path(ref), json)
         return
-    # what a pickle would have called is what one inspects it for
+    # what a pickle would have called is what one inspects it for: it is shown first, and refused at the end
     source = open_weights(ref, tensors_only=True)
     if stored_vector(source):
         show_vector(Path(ref), json)
@@ -41,7 +45,13 @@ def inspect(
         survey = survey_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
     if json:
         show.as_json(survey.to_json())
-        return
+    else:
+        _show(survey, keys, hashes)
+    if source.info.pickle and source.info.pickle.calls:
+        raise calls_error(source.label, source.info.pickle)
+
+
+def _show(survey: Any, keys: bool, hashes: bool) -> None:
     show.notes(survey.notes)
     _summary(survey)
     if keys:

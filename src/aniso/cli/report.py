@@ -22,8 +22,8 @@ def report(
     json: show.Json = False,
 ) -> None:
     """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records alone."""
+    from aniso.records import failed_cells
     from aniso.report import build, experiments, mixed, read_records, table
-    from aniso.report.record import failed_cells
     from aniso.weights.atomic import atomic_directory
 
     found = read_records(records)

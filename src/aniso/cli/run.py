@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aniso.cli import options, show
-from aniso.errors import CellsError, UsageError, printable
+from aniso.errors import CellsError, InputError, UsageError, printable
 
 if TYPE_CHECKING:
     from aniso.experiments.spec import Cell
@@ -31,23 +31,37 @@ def run(
     workers: options.Workers = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.", min=1)] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    rerun_changed: Annotated[
+        bool,
+        typer.Option("--rerun-changed", help="Run cells again whose images or texts changed since."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run.")] = False,
     json: show.Json = False,
 ) -> None:
     """Run every cell of an experiment that has no record yet; each leaves one JSON file."""
     from aniso.experiments import runner
+    from aniso.experiments.grid import Grid
     from aniso.experiments.spec import Experiment, cells
     from aniso.experiments.strict_yaml import read_yaml, validated, with_values
 
     document = with_values(read_yaml(spec), set_ or [])
     found = cells(validated(Experiment, document), document)
     chosen = _chosen(found, only or [])
-    grid = runner.Grid(chosen, out or spec.parent / "records")
-    before = [grid.status(cell) for cell in chosen]
+    grid = Grid(chosen, out or spec.parent / "records")
+    compared = grid.compare(data)
+    changed = compared.files
+    if compared.missing:
+        show.notes(
+            [f"{len(compared.missing)} recorded cells were not compared with their data, which are not here"]
+        )
+    before = ["changed" if cell.setting.id in changed else grid.status(cell) for cell in chosen]
     if dry_run:
         _print(chosen, before, json)
         return
-    todo = sum(status == "missing" or (retry_failed and status == "failed") for status in before)
+    if changed and not rerun_changed:
+        raise _changed(chosen, changed)
+    wanted = {"missing", "changed", *(["failed"] if retry_failed else [])}
+    todo = sum(status in wanted for status in before)
     done = 0
 
     def happened(cell: Cell, what: str, seconds: float) -> None:
@@ -63,6 +77,7 @@ def run(
         retry_failed=retry_failed,
         timeout=timeout,
         happened=happened,
+        again=changed,
     )
     if json:
         show.as_json({"cells": len(chosen), **count, "records": str(grid.directory)})
@@ -75,6 +90,16 @@ def run(
             found=[_name(cell) for cell in chosen if grid.status(cell) == "failed"][:8],
             fix=f"look at *.failed.json in '{grid.directory}', then run again with --retry-failed",
         )
+
+
+def _changed(cells: list[Cell], changed: Mapping[str, list[str]]) -> InputError:
+    return InputError(
+        "RUN-CHANGED",
+        f"{len(changed)} of {len(cells)} cells were recorded with images or texts that have changed since",
+        changed=list(dict.fromkeys(file for files in changed.values() for file in files))[:8],
+        cells=[_name(cell) for cell in cells if cell.setting.id in changed][:8],
+        fix="restore these files, or replace the records with --rerun-changed",
+    )
 
 
 def _chosen(cells: list[Cell], only: list[str]) -> list[Cell]:

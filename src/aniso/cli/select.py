@@ -75,8 +75,8 @@ def select(
     pictures, own = _pictures(task, data, shots, seed)
     opened = _opened(encoder, bank, shelf, skip_unfit)
     opened = _without(opened, own, leave_out or [])
-    with show.telling() as told:
-        chooser = _strategy(strategy, encoder, pictures, budget, seed, workers, gradients, told)
+    with show.telling() as progress:
+        chooser = _strategy(strategy, encoder, pictures, budget, seed, workers, gradients, progress)
         chosen = chooser.choose(opened)
     if out is not None:
         total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
@@ -94,8 +94,8 @@ def _pictures(
     from aniso.data import load_task
     from aniso.experiments.settings.setting import require_split
 
-    with show.telling() as told:
-        found = load_task(task, data, told=told)
+    with show.telling() as progress:
+        found = load_task(task, data, progress=progress)
     show.notes(found.notes)
     train = require_split(found, "train", "vectors are chosen by")
     return (train if shots is None else train.shots(shots, seed)), found.name
@@ -104,11 +104,13 @@ def _pictures(
 def _opened(encoder: Encoder, bank: str | None, shelf: Path | None, skip_unfit: bool) -> Bank:
     if bank is not None:
         return options.open_bank(bank)
-    from aniso.vectors import shelf as on_shelf
+    from aniso.vectors import load_adapter_directory
 
     assert shelf is not None
-    with show.telling() as told:
-        found, notes = on_shelf(encoder.weight_source(), shelf, skip_unfit=skip_unfit, told=told)
+    with show.telling() as progress:
+        found, notes = load_adapter_directory(
+            encoder.weight_source(), shelf, skip_unfit=skip_unfit, progress=progress
+        )
     show.notes(notes)
     return found
 
@@ -130,13 +132,13 @@ def _strategy(
     seed: int,
     workers: int,
     gradients: Path | None,
-    told: Any,
+    progress: Any,
 ) -> Strategy:
+    from aniso.data import content_hash
     from aniso.learn import CrossEntropy, selection
-    from aniso.learn.features import pictures_hash
 
     if kind == "random":
-        return selection.Random(budget, seed=seed, told=told)
+        return selection.Random(budget, seed=seed, progress=progress)
     by_gradient: dict[str, Any] = {
         "gradient": selection.WholeGradient,
         "blockwise-gradient": selection.BlockwiseGradient,
@@ -149,15 +151,15 @@ def _strategy(
     if pictures is None:
         raise UsageError("USAGE", f"strategy '{kind}' chooses for a task", fix="--task TASK")
     if kind == "features":
-        return selection.FeatureSimilarity(encoder, pictures, budget, workers=workers, told=told)
+        return selection.FeatureSimilarity(encoder, pictures, budget, workers=workers, progress=progress)
     objective = CrossEntropy(pictures) * 1.0
     remembered = None
     if gradients is not None:
         what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
-        what |= {"objective": objective.identity(), "pictures": pictures_hash(pictures)}
-        remembered = selection.Remembered(gradients, what)
+        what |= {"objective": objective.identity(), "pictures": content_hash(pictures)}
+        remembered = selection.GradientCache(gradients, what)
     made: Strategy = by_gradient[kind](
-        encoder, objective, budget, seed=seed, workers=workers, remembered=remembered, told=told
+        encoder, objective, budget, seed=seed, workers=workers, remembered=remembered, progress=progress
     )
     return made
 

@@ -74,6 +74,12 @@ def notes(lines: Iterable[str]) -> None:
         err.print(Text(f"{label}: ", style="yellow" if warning else "dim") + Text(body), soft_wrap=True)
 
 
+def note_of(name: str, note: str) -> str:
+    """A note with the name of what it is about; a warning stays one."""
+    warning = "warning: " if note.startswith("warning: ") else ""
+    return f"{warning}{name}: {note.removeprefix('warning: ')}"
+
+
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over bytes on a terminal; silence elsewhere."""
@@ -112,12 +118,12 @@ def telling() -> Iterator[Callable[[str, int, int], None]]:
     with bar:
         tasks: dict[str, Any] = {}
 
-        def told(what: str, done: int, total: int) -> None:
+        def progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        yield told
+        yield progress
 
 
 def size(nbytes: float) -> str:

@@ -73,8 +73,8 @@ def check(
     from aniso.data.audit import audit
 
     found = load_task(task, data, seed=seed)
-    with show.telling() as told:
-        result = audit(found, told)
+    with show.telling() as progress:
+        result = audit(found, progress)
     if json:
         show.as_json({**_task(found), **result.as_dict()})
     else:
@@ -112,7 +112,7 @@ def fetch(
 def _write_sheet(split: Labelled, path: Path, overwrite: bool) -> None:
     import io
 
-    from aniso.data.sheet import contact_sheet
+    from aniso.data.contact_sheet import contact_sheet
     from aniso.weights.atomic import atomic_file
 
     buffer = io.BytesIO()

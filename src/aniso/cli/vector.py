@@ -90,7 +90,7 @@ def cosine(
 
     vectors: list[TaskVector] = []
     for file in files:
-        bank = Bank.open(file) if file.is_dir() else None
+        bank = Bank.load(file) if file.is_dir() else None
         vectors += [bank[name] for name in bank] if bank else [TaskVector.load(file)]
     names = [vector.name for vector in vectors]
     matrix = [[1.0 for _ in vectors] for _ in vectors]

@@ -1,11 +1,30 @@
 """Compositions: which coefficients exist, and a model at base + sum of coefficient * delta."""
 
+from aniso.compose._engine.coefficient_index import BlockCoefficients, CoefficientIndex
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients
 from aniso.compose.composition import Composition
+from aniso.compose.linearised import Linearised, Tangent
+from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
-from aniso.compose.runtime import Runtime
-from aniso.compose.tangent import Linearised, Tangent
+from aniso.compose.runtime import Runtime, parse_bytes, show_bytes
 
-__all__ = ["Composition", "Partition", "Coefficients", "Baked", "Runtime", "Plan", "Linearised", "Tangent"]
+__all__ = [
+    "Composition",
+    "Partition",
+    "Coefficients",
+    "CoefficientIndex",
+    "BlockCoefficients",
+    "Baked",
+    "MergedAdapter",
+    "merge_adapters",
+    "FactorComposition",
+    "FactorModel",
+    "Linearised",
+    "Tangent",
+    "Plan",
+    "Runtime",
+    "parse_bytes",
+    "show_bytes",
+]

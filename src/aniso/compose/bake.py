@@ -1,7 +1,7 @@
-"""A composition as ordinary weights: a source that composes each tensor when it is read.
+"""Baking: a weight source that composes each tensor when it is read.
 
-Whatever takes a source takes this one: files and directories are written from it tensor by tensor, in the
-memory of one block beside the output.
+Everything that reads a weight source reads this one: files and directories are written from it tensor by
+tensor, with one block in memory beside the output.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from aniso.compose._engine.block_partition import WholeBlock
+from aniso.compose._engine.coefficient_index import BlockCoefficients
+from aniso.compose._engine.stacking import stack_deltas
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
-from aniso.compose.division import Undivided
-from aniso.compose.slots import Slot
-from aniso.compose.stack import stacks_of
 from aniso.errors import InputError
 from aniso.vectors import Bank, Block, BlockSource, Dense
 from aniso.vectors.block import tied_names
@@ -31,7 +31,7 @@ from aniso.weights.files import Progress, RawFile
 
 @final
 class Baked(WeightSource):
-    """base + sum of coefficient * delta, tensor by tensor, under the base's names."""
+    """The weights base + sum of coefficient * delta under the base's names, as a weight source."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Baked(WeightSource):
         any_base: bool = False,
         any_bank: bool = False,
     ) -> None:
-        """``dtype`` is that of composed tensors, the base's if not said."""
+        """``dtype`` is that of composed tensors; default: the base's."""
         coefficients.require_standard()
         chosen = coefficients.chosen(bank)
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
@@ -53,10 +53,10 @@ class Baked(WeightSource):
         source = self._blocks.source
         self.label = source.label
         self.info = replace(source.info, format="composition", notes=())
-        values = self._coefficients.slots.divided(self._coefficients.values)
-        self._slots = {
-            slot.block.name: (slot, own)
-            for slot, own in zip(self._coefficients.slots.blocks, values, strict=True)
+        values = self._coefficients.index.divided(self._coefficients.values)
+        self._entries = {
+            entry.block.name: (entry, own)
+            for entry, own in zip(self._coefficients.index.blocks, values, strict=True)
         }
         self._same = tied_names(source)
         self._tensors = {name: self._info(name, info, dtype) for name, info in source.tensors.items()}
@@ -83,7 +83,7 @@ class Baked(WeightSource):
         return sum(info.nbytes for info in self._tensors.values())
 
     def sha256(self, progress: Progress | None = None) -> str:
-        """Of names and values, not of the base's file."""
+        """Return a hash of names and values, not of the base's file."""
         digest = hashlib.sha256()
         for name, info in sorted(self._tensors.items()):
             digest.update(f"{name}\0{info.dtype}\0{info.shape}\n".encode())
@@ -103,7 +103,7 @@ class Baked(WeightSource):
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
-        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory. Returns notes.
+        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory; return notes.
 
         A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
         the tokenizer that lies with the base; ``also`` are more files for it, by name, each with a sentence
@@ -139,7 +139,7 @@ class Baked(WeightSource):
         )
 
     def _beside(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
-        more = [f"`{name}` {said}" for name, (_, said) in also.items()]
+        more = [f"`{name}` {sentence}" for name, (_, sentence) in also.items()]
         card = model_card(self._coefficients, self._bank, command=command, more=more)
         out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}
         out |= {name: content for name, (content, _) in also.items()}
@@ -166,30 +166,30 @@ class Baked(WeightSource):
         return narrowed(whole.contiguous(), dtype, "the composed weights", name).clone()
 
     def _moves(self, block: Block) -> bool:
-        return block.name in self._slots and bool(self._slots[block.name][1].any())
+        return block.name in self._entries and bool(self._entries[block.name][1].any())
 
     def _composed(self, block: Block) -> Tensor:
-        """One block, kept for the next tensor: query, key and value may be three of the same."""
+        """Return one composed block, cached for the next tensor: query, key and value may share a block."""
         if self._last[0] != block.name:
-            self._last = ("", torch.empty(0))  # free the old one before the new one is made
+            self._last = ("", torch.empty(0))  # free the old block before the new one is composed
             values = self._blocks.read(block)
-            if block.name in self._slots:
-                values = self._added(values, *self._slots[block.name])
+            if block.name in self._entries:
+                values = self._added(values, *self._entries[block.name])
             self._last = (block.name, values)
         return self._last[1]
 
-    def _added(self, values: Tensor, slot: Slot, own: Tensor) -> Tensor:
-        moving = [(vector, row) for vector, row in zip(slot.vectors, own, strict=True) if bool(row.any())]
-        if len(moving) == 1 and isinstance(slot.division, Undivided):
+    def _added(self, values: Tensor, entry: BlockCoefficients, own: Tensor) -> Tensor:
+        moving = [(vector, row) for vector, row in zip(entry.vectors, own, strict=True) if bool(row.any())]
+        if len(moving) == 1 and isinstance(entry.partition, WholeBlock):
             vector, row = moving[0]
-            delta = self._bank[vector][slot.block.name]
+            delta = self._bank[vector][entry.block.name]
             if isinstance(delta, Dense) and not self._home:
                 delta = Dense(delta.values)  # exact values are those of the bank's own base
             return delta.applied_to(values, float(row))  # 1 gives the tuned model bit for bit
         flat = values.view(-1)
         for vector, row in moving:
             # one vector at a time, so that one block is in memory beside the output
-            delta = self._bank[vector][slot.block.name]
-            for stack in stacks_of({vector: delta}, {vector: 0}):
-                stack.add_to(flat, row.unsqueeze(0).to(values.dtype), slot.division)
+            delta = self._bank[vector][entry.block.name]
+            for stack in stack_deltas({vector: delta}, {vector: 0}):
+                stack.add_to(flat, row.unsqueeze(0).to(values.dtype), entry.partition)
         return values

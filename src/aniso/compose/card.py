@@ -1,4 +1,4 @@
-"""The model card of a composition: what it was made of, with which numbers, and by which command."""
+"""Model cards: the vectors, coefficients and command that made a composition."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ROWS = 200
 
 
 def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", more: Iterable[str] = ()) -> str:
-    """Markdown with the front matter that model hubs read; the numbers themselves lie beside it.
+    """Return Markdown with the front matter that model hubs read.
 
-    ``more`` are sentences on what else lies there.
+    ``more`` are sentences about other files in the directory.
     """
     base, origin = _line(coefficients.origin.base.label), coefficients.origin
     return "\n".join(
@@ -49,7 +49,7 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", mor
 
 
 def factors_card(bank: Bank, *, command: str = "") -> str:
-    """The same for adapters that were composed factor by factor."""
+    """Return the card of adapters that were composed factor by factor."""
     names = ", ".join(_line(name) for name in bank.names[:_ROWS])
     return "\n".join(
         [
@@ -85,6 +85,6 @@ def _vectors(coefficients: Coefficients, bank: Bank) -> Iterable[str]:
 
 
 def _line(text: str, longest: int = 120) -> str:
-    """A stranger's words on one line, without markup, and without the place on a disk they came from."""
+    """Return untrusted text on one line, without markup and without directories."""
     shown = text.rsplit("/", 1)[-1] if text.startswith(("/", "~", ".")) else text
     return _MARKUP.sub(r"\\\1", printable(shown, longest))

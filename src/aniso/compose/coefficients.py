@@ -1,4 +1,4 @@
-"""Coefficients as a value: numbers with labels, saved in a file of a few kB that knows what it belongs to."""
+"""Coefficients as a value: labelled numbers in a file of a few kB that names its bank and base."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from aniso.compose.adopt import adopted
+from aniso.compose._engine.coefficient_index import CoefficientIndex
+from aniso.compose._engine.qkv_remap import remap_coefficients
 from aniso.compose.partition import Partition, Rule
-from aniso.compose.slots import Slots
 from aniso.errors import AnisoError, InputError, printable
 from aniso.vectors import Bank, BaseInfo, Block, Kind
 from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile
+from aniso.weights.fingerprint import content_checksum, require_checksum
 
 SCHEMA = 1
 FORMAT = "aniso coefficients"
@@ -53,28 +54,28 @@ class Origin:
 @final
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """One number for each vector, block and part."""
+    """One coefficient for each vector, block and part, with the bank they were learned on."""
 
-    slots: Slots
+    index: CoefficientIndex
     values: Tensor
     origin: Origin
     linearised: bool = False
-    """Learned over a linearised model: as weights of the model itself they mean something else."""
+    """Learned over a linearised model; they do not apply to the model itself."""
     selection: str = ""
-    """How vectors were chosen, in words, if they were."""
+    """How vectors were selected, in words; empty if they were not."""
 
     def __post_init__(self) -> None:
-        if tuple(self.values.shape) != (self.slots.count,):
+        if tuple(self.values.shape) != (self.index.count,):
             raise InputError(
                 "COEF-VALUES",
                 "the number of coefficients is not what vectors, blocks and parts make",
                 found=f"shape {tuple(self.values.shape)}",
-                expected=f"{self.slots.count} numbers",
+                expected=f"{self.index.count} numbers",
                 fix="learn them again, or restore the file from a copy",
             )
         bad = (~torch.isfinite(self.values)).nonzero().reshape(-1).tolist()
         if bad:
-            vector, block, part = list(self.slots.labels())[bad[0]]
+            vector, block, part = list(self.index.labels())[bad[0]]
             raise InputError(
                 "COEF-VALUES",
                 f"{len(bad)} coefficients are NaN or infinite",
@@ -85,67 +86,67 @@ class Coefficients:
 
     @classmethod
     def zeros(cls, bank: Bank, partition: Partition | None = None) -> Coefficients:
-        """The base itself."""
-        slots = Slots.of(bank, partition or Partition.blocks())
-        return cls(slots, torch.zeros(slots.count), Origin.of(bank))
+        """Return zeros, which give the base itself."""
+        index = CoefficientIndex.of(bank, partition or Partition.blocks())
+        return cls(index, torch.zeros(index.count), Origin.of(bank))
 
     @property
     def partition(self) -> Partition:
-        return self.slots.partition
+        return self.index.partition
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        return self.slots.vectors
+        return self.index.vectors
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        return tuple(slot.block.name for slot in self.slots.blocks)
+        return tuple(entry.block.name for entry in self.index.blocks)
 
     def __len__(self) -> int:
-        return self.slots.count
+        return self.index.count
 
     def __repr__(self) -> str:
         size = f"{len(self.vectors)} vectors, {len(self.blocks)} blocks"
         return f"Coefficients({len(self)}: {size}, {self.partition})"
 
     def of(self, vector: str, block: str) -> Tensor:
-        """The coefficients of one cell, one for each part."""
-        return self.values[self.slots.index(vector, block)]
+        """Return the coefficients of one vector in one block, one for each part."""
+        return self.values[self.index.cell(vector, block)]
 
     def matrix(self) -> Tensor:
-        """Vectors by blocks: the mean over the parts of a cell, NaN where there is no coefficient."""
-        return self.slots.matrix(self.values)
+        """Return a table, vectors by blocks: the mean over a cell's parts, NaN where there is none."""
+        return self.index.matrix(self.values)
 
     def items(self) -> list[tuple[str, str, int, float]]:
-        """Vector, block, part and value of every coefficient."""
-        labels = self.slots.labels()
+        """Return vector, block, part and value of every coefficient."""
+        labels = self.index.labels()
         return [(*label, value) for label, value in zip(labels, self.values.tolist(), strict=True)]
 
     def chosen(self, bank: Bank) -> Bank:
-        """The cells of the bank that have coefficients; if some are missing, ``for_bank`` says so."""
+        """Return the cells of the bank that have coefficients; ``for_bank`` checks for missing ones."""
         known = [v for v in self.vectors if v in bank]
         if not known or bank.layout.signature != self.origin.layout:
             return bank.only(*known) if known else bank
         return bank.only_cells({v: self._cells_of(v, bank) for v in known})
 
     def _cells_of(self, vector: str, bank: Bank) -> list[str]:
-        """Blocks of a vector without those for which other vectors have coefficients, but it has none."""
-        mine = self.slots.by_block
+        """Return a vector's blocks without those that have coefficients for other vectors only."""
+        mine = self.index.by_block
         own = [b for b in bank[vector].blocks if self.partition.covers(b)]
         left_out = {b.name for b in own if b.name not in mine or vector not in mine[b.name].vectors}
         return [b.name for b in bank[vector].blocks if b.name not in left_out]
 
     def for_bank(self, bank: Bank, *, any_bank: bool = False) -> Coefficients:
-        """The same coefficients for a bank of the same vectors, which may be stored or divided differently.
+        """Return the coefficients for a bank of the same vectors, which may be stored or split differently.
 
-        Query, key and value that are blocks of their own there take over the coefficient of the block that
-        holds all three here; the other way round the three must agree.
+        If the bank has separate blocks for query, key and value, each takes the coefficient of the fused
+        block; if it has one fused block, the coefficients of the three must be equal.
         """
         if not any_bank:
             _check_origin(self.origin, bank)
         _check_names(self, bank)
-        slots, values = adopted(self.slots, self.values, bank)
-        return Coefficients(slots, values, Origin.of(bank), self.linearised, self.selection)
+        index, values = remap_coefficients(self.index, self.values, bank)
+        return Coefficients(index, values, Origin.of(bank), self.linearised, self.selection)
 
     def require_standard(self) -> None:
         if self.linearised:
@@ -159,11 +160,12 @@ class Coefficients:
         """Write one safetensors file; returns its sha256."""
         values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
         record = _Record.of(self).model_dump_json(exclude_defaults=True)
-        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": record}
+        checksum = content_checksum(record, {_VALUES: values})
+        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": record, "checksum": checksum}
         return save_safetensors(Path(path), {_VALUES: values}, meta, overwrite=overwrite)
 
     def to_bytes(self) -> bytes:
-        """The file that ``save`` writes."""
+        """Return the bytes of the file that ``save`` writes."""
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "coefficients"
             self.save(path)
@@ -226,8 +228,8 @@ class _Record(_Strict):
 
     @classmethod
     def of(cls, coefficients: Coefficients) -> _Record:
-        origin, slots = coefficients.origin, coefficients.slots
-        absent = {s.block.name: tuple(v for v in slots.vectors if v not in s.vectors) for s in slots.blocks}
+        origin, index = coefficients.origin, coefficients.index
+        absent = {s.block.name: tuple(v for v in index.vectors if v not in s.vectors) for s in index.blocks}
         return cls(
             scheme=origin.scheme,
             layout=origin.layout,
@@ -235,22 +237,22 @@ class _Record(_Strict):
                 label=origin.base.label, content=origin.base.content, activation=origin.base.activation
             ),
             bank=origin.bank,
-            vectors=tuple((name, origin.sources[name]) for name in slots.vectors),
-            partition=_PartitionRecord(**cast(Any, slots.partition.as_dict())),
-            blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in slots.blocks),
+            vectors=tuple((name, origin.sources[name]) for name in index.vectors),
+            partition=_PartitionRecord(**cast(Any, index.partition.as_dict())),
+            blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in index.blocks),
             absent={block: names for block, names in absent.items() if names},
             linearised=coefficients.linearised,
             selection=coefficients.selection,
         )
 
-    def slots(self) -> Slots:
+    def index(self) -> CoefficientIndex:
         names = tuple(name for name, _ in self.vectors)
         self._check(names)
         cells = []
         for name, shape, kind, depth in self.blocks:
             missing = set(self.absent.get(name, ()))
             cells.append((Block(name, shape, kind, depth), tuple(v for v in names if v not in missing)))
-        made = Slots.made(Partition(**self.partition.model_dump()), names, cells)
+        made = CoefficientIndex.from_cells(Partition(**self.partition.model_dump()), names, cells)
         for block, _ in cells:
             if block.name not in made.by_block:
                 raise ValueError(f"block '{block.name}' has no coefficients")
@@ -284,7 +286,7 @@ class _Record(_Strict):
 def _parsed(file: SafetensorsFile) -> Coefficients:
     try:
         record = _Record.model_validate_json(file.metadata.get("index", ""))
-        slots, origin = record.slots(), record.origin()
+        index, origin = record.index(), record.origin()
     except (ValidationError, ValueError, AnisoError) as e:
         reason = _reason(e)
         raise InputError(
@@ -294,6 +296,7 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
             fix="restore the file from a copy, or learn the coefficients again",
         ) from None
     values = file.read(_VALUES)
+    require_checksum(file.metadata, {_VALUES: values}, file.label)
     if values.dtype not in (torch.float32, torch.float64):
         raise InputError(
             "COEF-VALUES",
@@ -303,7 +306,7 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
             fix="restore the file from a copy, or learn the coefficients again",
         )
     try:
-        return Coefficients(slots, values, origin, record.linearised, record.selection)
+        return Coefficients(index, values, origin, record.linearised, record.selection)
     except InputError as e:
         e.message = f"'{file.label}': {e.message}"
         raise
@@ -334,7 +337,7 @@ def _check_origin(origin: Origin, bank: Bank) -> None:
         if not source or theirs != source:
             raise InputError(
                 "COEF-BANK",
-                f"vector '{name}' of the bank is not the one that coefficients were learned with",
+                f"vector '{printable(name)}' of the bank is not the one that coefficients were learned with",
                 expected=f"made from {source[:16] or 'a vector that was computed'}",
                 found=f"made from {theirs[:16] or 'a vector that was computed'}",
                 fix="use the bank that they were learned on, or any_bank=True if you are sure",
@@ -347,7 +350,7 @@ def _check_names(coefficients: Coefficients, bank: Bank) -> None:
     if missing:
         raise InputError(
             "COEF-BANK",
-            f"the bank has no vector '{missing[0]}', for which there are coefficients",
+            f"the bank has no vector '{printable(missing[0])}', for which there are coefficients",
             expected=", ".join(coefficients.vectors),
             found=", ".join(bank.names),
             fix="use the bank that they were learned on",
@@ -355,7 +358,7 @@ def _check_names(coefficients: Coefficients, bank: Bank) -> None:
     if extra:
         raise InputError(
             "COEF-BANK",
-            f"there are no coefficients for vector '{extra[0]}' of the bank",
+            f"there are no coefficients for vector '{printable(extra[0])}' of the bank",
             expected=", ".join(coefficients.vectors),
             found=", ".join(bank.names),
             fix="bank.only(*coefficients.vectors)",

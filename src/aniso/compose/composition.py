@@ -12,16 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from aniso.compose._engine import torch_internals
+from aniso.compose._engine.coefficient_index import CoefficientIndex
+from aniso.compose._engine.delta_store import DeltaStore
+from aniso.compose._engine.installer import (
+    TensorLocations,
+    WeightInstaller,
+    copy_sharing_weights,
+    recomputable_blocks,
+    require_plain_attributes,
+    tensor_locations,
+)
+from aniso.compose._engine.sharded import Sharding
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import Coefficients, Origin
-from aniso.compose.engine import Engine, Places, passing_blocks, places_of, require_no_lists, skeleton_of
+from aniso.compose.linearised.tangent import Linearised, run_tangent
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime, keep_freed_memory
-from aniso.compose.sharded import Sharding
-from aniso.compose.slots import Slots
-from aniso.compose.store import Store
-from aniso.compose.tangent import Linearised, linearised, run_tangent
 from aniso.errors import InputError, UsageError
 from aniso.vectors import Bank
 from aniso.vectors.block import tied_names
@@ -32,10 +40,11 @@ from aniso.weights.files import Progress
 
 @final
 class Composition(nn.Module):
-    """Runs a model at theta0 + sum_i Lambda_i tau_i. Starts at zero, which is the base bit for bit.
+    """A module that runs a model at theta0 + sum_i Lambda_i tau_i.
 
-    The model that is given is not changed: the composition works on a copy of its modules that shares its
-    weights. ``composition.values`` is the only parameter; batch norms stay in evaluation mode.
+    It starts at zero, which is the base bit for bit. The given model is not changed: the composition works on
+    a copy of its modules that shares its weights. ``composition.values`` is the only parameter; batch norms
+    stay in evaluation mode.
     """
 
     values: nn.Parameter
@@ -51,15 +60,15 @@ class Composition(nn.Module):
         mesh: DeviceMesh | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``any_base`` composes over a model that is not the one the bank was made over.
+        """``any_base`` allows a model other than the one the bank was built over.
 
-        On a ``mesh`` of processes each holds its share of the bank, and gradients are means over all.
+        On a ``mesh`` each process holds its share of the bank, and gradients are averaged over processes.
         """
         super().__init__()
         self.bank = bank
         self.partition = partition or Partition.blocks()
         self.runtime = runtime or Runtime()
-        self.slots = Slots.of(bank, self.partition)
+        self.index = CoefficientIndex.of(bank, self.partition)
         self._any_base = any_base
         self._mesh = mesh
         self.linearised = isinstance(model, Linearised)
@@ -67,9 +76,9 @@ class Composition(nn.Module):
         source = source_of(inner)
         self.layout = bank.over(source, any_base=any_base).layout
         self._tied = tied_names(source)
-        require_no_lists(inner)
-        self._hold(skeleton_of(inner))
-        missing = [p.key for b in self.layout.blocks for p in b.parts if p.key not in self._places]
+        require_plain_attributes(inner)
+        self._hold(copy_sharing_weights(inner))
+        missing = [p.key for b in self.layout.blocks for p in b.parts if p.key not in self._locations]
         if missing:
             raise InputError(
                 "MODEL-COPY",
@@ -77,23 +86,23 @@ class Composition(nn.Module):
                 key=missing[0],
                 fix="remove hooks that rename tensors in its state dict",
             )
-        self._watched = [(p, p._version) for p in inner.parameters()]
+        self._versions = [(p, torch_internals.version(p)) for p in inner.parameters()]
         first = next(iter(model.parameters()), torch.zeros(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        self.values = nn.Parameter(torch.zeros(self.slots.count, dtype=dtype, device=first.device))
-        self._engine: Engine | None = None
-        self._store: Store | None = None
+        self.values = nn.Parameter(torch.zeros(self.index.count, dtype=dtype, device=first.device))
+        self._installer: WeightInstaller | None = None
+        self._store: DeltaStore | None = None
         self._progress = progress
-        self.plan  # noqa: B018 (what does not fit is said now, not at the first batch)
+        self.plan  # noqa: B018 (too little memory is an error now, not at the first batch)
         self.train(model.training)
 
     _model: nn.Module
-    _places: Places
+    _locations: TensorLocations
 
     def _hold(self, model: nn.Module) -> None:
-        """Keep the model without making it a child: its weights are no parameters of the composition."""
+        """Keep the model without registering it: its weights are not parameters of the composition."""
         object.__setattr__(self, "_model", model)
-        object.__setattr__(self, "_places", places_of(model, self._tied))
+        object.__setattr__(self, "_locations", tensor_locations(model, self._tied))
 
     @classmethod
     def of(
@@ -107,27 +116,27 @@ class Composition(nn.Module):
         any_bank: bool = False,
         mesh: DeviceMesh | None = None,
     ) -> Composition:
-        """The composition that coefficients were learned for; other vectors of the bank are left out."""
+        """Build the composition that coefficients were learned for; other vectors are left out."""
         chosen = coefficients.chosen(bank)
         fitting = coefficients.for_bank(chosen, any_bank=any_bank)
-        made = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base, mesh=mesh)
-        return made.load(fitting)
+        out = cls(model, chosen, coefficients.partition, runtime=runtime, any_base=any_base, mesh=mesh)
+        return out.load(fitting)
 
     @property
     def model(self) -> nn.Module:
-        """The copy of the model that runs here. Ask it what it is; run it through the composition."""
+        """The copy of the model, for its attributes; run it through the composition."""
         return self._model
 
     # coefficients
 
     @property
     def coefficients(self) -> Coefficients:
-        """A labelled copy of the values as they are now."""
+        """A labelled copy of the current values."""
         values = self.values.detach().cpu().clone()
-        return Coefficients(self.slots, values, Origin.of(self.bank), self.linearised)
+        return Coefficients(self.index, values, Origin.of(self.bank), self.linearised)
 
     def load(self, coefficients: Coefficients, *, any_bank: bool = False) -> Self:
-        """Take over coefficients, which must fit the bank and the partition."""
+        """Set the values to these coefficients, which must fit the bank and the partition."""
         if coefficients.partition != self.partition:
             raise InputError(
                 "COEF-PARTITION",
@@ -147,80 +156,80 @@ class Composition(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """Where the task vectors will be, and what memory that takes."""
+        """The plan: where task vectors and composed weights are kept, and the memory that takes."""
         itemsize = next((t.element_size() for t in self._model.parameters()), 4)
         world = self._mesh.size() if self._mesh is not None else 1
         return Plan.of(
-            self.bank, self.slots, self.runtime, self.values.device, itemsize, world, self._can_pass()
+            self.bank, self.index, self.runtime, self.values.device, itemsize, world, self._recomputable()
         )
 
-    def _can_pass(self) -> dict[str, int]:
-        """Blocks that need not be kept composed, and how large their tensors are."""
+    def _recomputable(self) -> dict[str, int]:
+        """Return the blocks that need not be kept composed, with the elements of their tensors."""
         if self.linearised or self._mesh is not None:
             return {}
-        return passing_blocks(self.layout, self.slots, self._places)
+        return recomputable_blocks(self.layout, self.index, self._locations)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        engine = self._running()
+        installer = self._install()
         if self.linearised:
-            return run_tangent(engine, self._model, engine.installed, args, kwargs, linearised)
+            return run_tangent(installer, self._model, installer.installed, args, kwargs)
         return self._model(*args, **kwargs)
 
     def prepare(self) -> Self:
-        """Read vectors and compose now, not at the first batch."""
-        self._running()
+        """Read the task vectors and compose the weights now, not at the first batch."""
+        self._install()
         return self
 
     @contextlib.contextmanager
     def composed(self) -> Iterator[nn.Module]:
-        """The model with composed weights, for calls other than ``forward``: ``model.encode_image(x)``."""
+        """Yield the model with composed weights, for other calls: ``model.encode_image(x)``."""
         if self.linearised:
             raise _no_weights()
-        self._running()
-        # coefficients may change inside; other calls than forward see that when the context is entered anew
-        handle = self._model.register_forward_pre_hook(lambda *_: self._refreshed())
-        # what was put in place stays until the next call: checkpointed layers run again in the backward pass
+        self._install()
+        # coefficients may change inside; calls other than forward see that when the context is entered again
+        handle = self._model.register_forward_pre_hook(lambda *_: self._install_before_forward())
+        # installed weights stay until the next call: checkpointed layers run again in the backward pass
         try:
             yield self._model
         finally:
             handle.remove()
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the composed tensors by the model's names; what no coefficient moves is left out."""
+        """Return copies of the composed tensors by name; tensors without a coefficient are left out."""
         with torch.no_grad(), self.composed():
-            return {key: t.clone() for key, t in self._running().installed.items()}
+            return {key: t.clone() for key, t in self._install().installed.items()}
 
-    def _refreshed(self) -> None:
-        self._running()
+    def _install_before_forward(self) -> None:
+        self._install()
 
     @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
-    def _running(self) -> Engine:
-        """The engine, with the weights for the present values in place."""
-        if self._engine is None:
+    def _install(self) -> WeightInstaller:
+        """Install the weights for the current values."""
+        if self._installer is None:
             if self.runtime.keep_freed and self.values.device.type == "cpu":
                 keep_freed_memory()
             sharding = Sharding(self._mesh) if self._mesh is not None else None
             with torch.inference_mode(False):  # they outlive the call
-                store = self._vectors(sharding)
-            self._engine = Engine(
-                self._places,
+                store = self._delta_store(sharding)
+            self._installer = WeightInstaller(
+                self._locations,
                 self.layout,
-                self.slots,
+                self.index,
                 store,
-                differences=self.linearised,
-                passing=store.plan.passing,
-                answers_pass=store.plan.answers_pass,
+                deltas_only=self.linearised,
+                recomputed=store.plan.recomputed,
+                recomputed_in_evaluation=store.plan.recomputed_in_evaluation,
                 sharding=sharding,
             )
-        self._engine.install(self.values)
+        self._installer.install(self.values)
         self._require_unchanged()
-        return self._engine
+        return self._installer
 
-    def _vectors(self, sharding: Sharding | None) -> Store:
+    def _delta_store(self, sharding: Sharding | None) -> DeltaStore:
         if self._store is None:
-            self._store = Store(
+            self._store = DeltaStore(
                 self.bank,
-                self.slots,
+                self.index,
                 self.plan,
                 self.values.device,
                 fast=self.runtime.fast,
@@ -230,16 +239,16 @@ class Composition(nn.Module):
         return self._store
 
     def _require_unchanged(self) -> None:
-        """The base's memory is shared with the model that was given: who writes there changes the base."""
-        if any(p._version != version for p, version in self._watched):
+        """Refuse to run if the given model was written to: its memory is shared with the base."""
+        if any(torch_internals.version(p) != version for p, version in self._versions):
             raise UsageError(
                 "BANK-BASE",
-                "the model that this composition was made over has been written to since",
-                fix="load composed weights into another model, or make the composition anew",
+                "the model under this composition was modified after the composition was made",
+                fix="load composed weights into another model, or make a new composition",
             )
 
     def bake(self) -> Baked:
-        """Ordinary weights under the model's names, composed when they are read or saved."""
+        """Return ordinary weights under the model's names, composed when they are read or saved."""
         if self.linearised:
             raise _no_weights()
         return Baked(source_of(self._model), self.bank, self.coefficients, any_base=True)
@@ -250,87 +259,89 @@ class Composition(nn.Module):
         super().train(mode)
         self._model.train(mode)
         for module in self._model.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
+            if isinstance(module, torch_internals.NormBase):
                 module.eval()  # the base's statistics are part of the base
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # coefficients are learned in 32 bits or more, whatever the model's format
         super()._apply(lambda t: _wide(fn(t), t), recurse)  # type: ignore[no-untyped-call]
-        self._forget()
+        self._reset()
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _forget(self) -> None:
-        """Drop everything that can be made again."""
-        if self._engine is not None:
-            self._engine.uninstall()
-            self._engine = None
+    def _reset(self) -> None:
+        """Drop everything that can be computed again."""
+        if self._installer is not None:
+            self._installer.uninstall()
+            self._installer = None
         self._store = None
 
-    def _bare(self) -> nn.Module:
-        """A copy of the model as it is without composed weights."""
-        if self._engine is None:
-            return skeleton_of(self._model)
-        installed = self._engine.installed
-        self._engine.unput(installed)
+    def _base_copy(self) -> nn.Module:
+        """Return a copy of the model without composed weights."""
+        if self._installer is None:
+            return copy_sharing_weights(self._model)
+        installed = self._installer.installed
+        self._installer.restore_tensors(installed)
         try:
-            return skeleton_of(self._model)
+            return copy_sharing_weights(self._model)
         finally:
             if not self.linearised:
-                self._engine.put(installed)  # a backward pass through checkpointed layers may need them yet
+                self._installer.set_tensors(
+                    installed
+                )  # the backward pass of checkpointed layers may need them
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
-        """Coefficients of its own; the base and the bank, which never change, are shared, in memory, too."""
+        """Copy the coefficients; share the base and the bank, which never change."""
         out = Composition.__new__(Composition)
         nn.Module.__init__(out)
         for name in (
             "bank",
             "partition",
             "runtime",
-            "slots",
+            "index",
             "layout",
             "linearised",
             "_any_base",
             "_mesh",
             "_tied",
-            "_watched",
+            "_versions",
             "_progress",
         ):
             setattr(out, name, getattr(self, name))
-        out._hold(self._bare())
-        out._engine = None
+        out._hold(self._base_copy())
+        out._installer = None
         out._store = self._store if self._store is not None and self._store.is_resident else None
         out.values = copy.deepcopy(self.values, memo)
         out.train(self.training)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_engine", "_store", "_places", "_progress", "_watched", "slots")
-        return {k: v for k, v in self.__dict__.items() if k not in left_out} | {"_model": self._bare()}
+        left_out = ("_installer", "_store", "_locations", "_progress", "_versions", "index")
+        return {k: v for k, v in self.__dict__.items() if k not in left_out} | {"_model": self._base_copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine = self._store = self._progress = None
-        self._watched = []
-        self.slots = Slots.of(self.bank, self.partition)
+        self._installer = self._store = self._progress = None
+        self._versions = []
+        self.index = CoefficientIndex.of(self.bank, self.partition)
         self._hold(self._model)
 
     def extra_repr(self) -> str:
-        return f"{self.slots.count} coefficients: {self.partition}; {self.bank!r}"
+        return f"{self.index.count} coefficients: {self.partition}; {self.bank!r}"
 
 
 def source_of(model: nn.Module) -> WeightSource:
-    """A model's weights, with what it says of itself, or its configuration if it is one of Hugging Face's."""
+    """Return a model's weights as a source, with its configuration if it is a Hugging Face model."""
     if isinstance(model, HasWeights):
         return model.weight_source()
-    said: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
-    config = transformers_config(said)[0] if isinstance(said, dict) and said else None
+    settings: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
+    config = transformers_config(settings)[0] if isinstance(settings, dict) and settings else None
     return TensorMap(model.state_dict(), type(model).__name__, config=config)
 
 
 def _wide(moved: Tensor, before: Tensor) -> Tensor:
-    """What a tensor was made into, but in no fewer bits than 32."""
+    """Return the moved tensor, or the old one on the new device if it has fewer than 32 bits."""
     return moved if moved.element_size() >= 4 else before.to(moved.device)
 
 

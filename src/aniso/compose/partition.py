@@ -1,4 +1,4 @@
-"""Which coefficients exist, and which elements of the model each one scales."""
+"""Partitions: which coefficients exist, and which elements of the model each one scales."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, final
 
-from aniso.compose.division import Division, Undivided, columns_of, rows_of, scattered
+from aniso.compose._engine.block_partition import (
+    BlockPartition,
+    WholeBlock,
+    column_parts,
+    random_parts,
+    row_parts,
+)
 from aniso.errors import UsageError, printable
 from aniso.vectors import Block, Kind
 
 Rule = Literal["whole", "blocks", "rows", "columns", "random"]
 
-# A family of blocks: what people say, and the kinds that it covers.
+# A family of blocks: its name in --partition, and the kinds that it covers.
 _MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.OTHER})
 FAMILIES: dict[str, frozenset[Kind]] = {
     "weight": _MATRICES,
@@ -34,7 +40,7 @@ _WRITTEN = re.compile(
 @final
 @dataclass(frozen=True)
 class Partition:
-    """A rule that divides every block: small, comparable, and enough to find every coefficient's place."""
+    """A rule that divides every block into parts with one coefficient per vector each."""
 
     rule: Rule = "blocks"
     families: tuple[str, ...] = ()
@@ -46,7 +52,7 @@ class Partition:
         for family in self.families:
             if family not in FAMILIES:
                 raise _usage(f"there is no family of blocks '{printable(family)}'", ", ".join(FAMILIES))
-        # said in any order, they are the same partition
+        # in any order they are the same partition
         object.__setattr__(self, "families", tuple(f for f in FAMILIES if f in self.families))
         if self.rule not in ("whole", "blocks", "rows", "columns", "random"):
             raise _usage(
@@ -89,7 +95,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> Partition:
-        """``whole``, ``blocks``, ``rows``, ``columns`` or ``random:K``, and maybe ``@weight,norm``."""
+        """Read ``whole``, ``blocks``, ``rows``, ``columns`` or ``random:K``, maybe with ``@weight,norm``."""
         found = _WRITTEN.fullmatch(text)
         if found is None:
             raise _usage(
@@ -101,36 +107,37 @@ class Partition:
         return made.over(*families.split(",")) if families is not None else made
 
     def over(self, *families: str) -> Partition:
-        """The same rule for the blocks of some families only."""
+        """Return the same rule for the blocks of some families only."""
         return replace(self, families=families)
 
     @property
     def is_shared(self) -> bool:
-        """Whether all blocks of a vector share one coefficient."""
+        """True if all blocks of a vector share one coefficient."""
         return self.rule == "whole"
 
     def covers(self, block: Block) -> bool:
+        """Return True if the block has coefficients."""
         return not self.families or any(_is_of(block, family) for family in self.families)
 
-    def division(self, block: Block) -> Division:
-        """How a block that is covered is divided."""
+    def for_block(self, block: Block) -> BlockPartition:
+        """Return the partition of one block."""
         if self.rule == "rows":
-            return rows_of(block)
+            return row_parts(block)
         if self.rule == "columns":
-            return columns_of(block)
+            return column_parts(block)
         if self.rule == "random":
-            return scattered(block, self.parts, self.seed)
-        return Undivided(block.numel)
+            return random_parts(block, self.parts, self.seed)
+        return WholeBlock(block.numel)
 
     def __str__(self) -> str:
-        said = {
+        rule = {
             "whole": "one coefficient per vector",
             "blocks": "one coefficient per vector and block",
             "rows": "one coefficient per vector and row",
             "columns": "one coefficient per vector and column",
             "random": f"{self.parts} coefficients per vector and block, at random with seed {self.seed}",
         }[self.rule]
-        return f"{said}, {' and '.join(self.families)} blocks only" if self.families else said
+        return f"{rule}, {' and '.join(self.families)} blocks only" if self.families else rule
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

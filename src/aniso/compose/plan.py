@@ -1,4 +1,4 @@
-"""Where the deltas of each block will be while a composition is used, and what that takes."""
+"""The memory plan of a composition: where the deltas and the composed weights of each block are kept."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import final
 
 import torch
 
-from aniso.compose import fast
+from aniso.compose._engine.coefficient_index import CoefficientIndex
+from aniso.compose._kernels import dispatch
 from aniso.compose.runtime import Runtime, show_bytes
-from aniso.compose.slots import Slots
 from aniso.errors import ResourceError
 from aniso.vectors import Bank
 
@@ -20,27 +20,30 @@ CHUNK = 32 << 20  # bytes read at a time when streaming; one more is read ahead
 @final
 @dataclass(frozen=True)
 class BlockPlan:
+    """Whether the deltas of one block stay in memory."""
+
     block: str
     nbytes: int
-    """Of all vectors' deltas as they are stored."""
+    """Bytes of all vectors' deltas as they are stored."""
     resident: bool
+    """Kept in memory; else read from disk in every pass."""
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Made before anything large is read; printed by ``--plan``."""
+    """Where vectors and weights are kept, decided before anything large is read; printed by ``--plan``."""
 
     blocks: tuple[BlockPlan, ...]
     budget: int
     composed: int
     """Bytes that composed weights take at most."""
-    passing: frozenset[str]
+    recomputed: frozenset[str]
     """Blocks that are composed whenever their layer runs, and not kept, while coefficients are learned."""
-    answers_pass: bool
-    """Whether they are not kept either while they only answer, batch after batch."""
+    recomputed_in_evaluation: bool
+    """Whether these blocks are not kept in evaluation either."""
     buffers: int
-    """Bytes that reading from disk takes beside, if anything is read from there."""
+    """Bytes of the buffers for reading from disk, if anything is read from there."""
     coefficients: int
     storage: tuple[str, ...]
     fast: bool
@@ -49,31 +52,33 @@ class Plan:
     def of(
         cls,
         bank: Bank,
-        slots: Slots,
+        index: CoefficientIndex,
         runtime: Runtime,
         device: torch.device,
         itemsize: int = 4,
         world: int = 1,
-        can_pass: Mapping[str, int] | None = None,
+        recomputable: Mapping[str, int] | None = None,
     ) -> Plan:
-        """``world`` processes hold a share of the vectors each. Blocks that ``can_pass``, with the size of
-        their tensors, are kept composed if there is room for that when vectors have theirs.
+        """Make the plan for a memory budget: vectors come first, then composed weights.
+
+        ``world`` is the number of processes that share the vectors. ``recomputable`` blocks, with the
+        elements of their tensors, are kept composed only if there is room beside the vectors.
         """
-        sizes = {s.block.name: -(-bank.block_bytes(s.block.name) // world) for s in slots.blocks}
+        sizes = {s.block.name: -(-bank.block_bytes(s.block.name) // world) for s in index.blocks}
         budget = runtime.budget(device)
-        vectors = {slot.block.name: len(slot.vectors) for slot in slots.blocks}
+        vectors = {entry.block.name: len(entry.vectors) for entry in index.blocks}
         read = [min(size, max(CHUNK, size // vectors[name])) for name, size in sizes.items()]
-        buffers = 2 * max(read, default=0)  # of one block: a portion that is used, and one that is read
+        buffers = 2 * max(read, default=0)  # of one block: a chunk that is used, and one that is read
         total = sum(sizes.values())
-        kept, passed = _composed_bytes(slots, itemsize, can_pass or {})
-        passes = passed < kept and (runtime.stream or kept + total > budget)
-        composed = passed if passes else kept
+        kept, least = _composed_bytes(index, itemsize, recomputable or {})
+        recomputes = least < kept and (runtime.stream or kept + total > budget)
+        composed = least if recomputes else kept
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:
             raise _no_room(composed, buffers if runtime.stream else min(total, buffers), budget)
-        # vectors that are read from disk would be read for every batch that is only answered
-        answers_pass = passes and (fits or kept + buffers > budget)
-        if passes and not answers_pass:
+        # vectors on disk would be read for every batch of an evaluation
+        recomputed_in_evaluation = recomputes and (fits or kept + buffers > budget)
+        if recomputes and not recomputed_in_evaluation:
             composed = kept
         left = budget - composed - (0 if fits else buffers)
         plans = []
@@ -86,12 +91,12 @@ class Plan:
             tuple(plans),
             budget,
             composed,
-            frozenset(can_pass or {}) if passes else frozenset(),
-            answers_pass,
+            frozenset(recomputable or {}) if recomputes else frozenset(),
+            recomputed_in_evaluation,
             buffers,
-            slots.count,
+            index.count,
             storage,
-            runtime.fast and fast.is_installed(),
+            runtime.fast and dispatch.is_installed(),
         )
 
     @property
@@ -108,30 +113,30 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Beyond the model and its activations."""
+        """Bytes beyond the model and its activations."""
         streams = len(self.resident) < len(self.blocks)
         return self.composed + self.resident_bytes + (self.buffers if streams else 0)
 
     @property
     def strategy(self) -> str:
-        """How vectors and weights are kept, in a line."""
+        """One line on how vectors and weights are kept."""
         where = "in memory"
         if len(self.resident) < len(self.blocks):
             amount = show_bytes(self.streamed_bytes) if self.resident else "all"
             where = f"{amount} from disk twice a step"
         weights = (
-            f"{len(self.passing)} weights composed anew {self._when}" if self.passing else "weights kept"
+            f"{len(self.recomputed)} weights recomputed {self._when}" if self.recomputed else "weights kept"
         )
         code = "compiled code" if self.fast else "plain torch"
         return f"task vectors as {', '.join(self.storage)}, {where}; {weights}; {code}"
 
     @property
     def _when(self) -> str:
-        return "in every pass" if self.answers_pass else "in every step of learning"
+        return "in every pass" if self.recomputed_in_evaluation else "in every training step"
 
     @property
-    def _passing(self) -> str:
-        return f", of which {len(self.passing)} are composed anew {self._when}" if self.passing else ""
+    def _recomputed(self) -> str:
+        return f", of which {len(self.recomputed)} are recomputed {self._when}" if self.recomputed else ""
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -139,7 +144,7 @@ class Plan:
             "blocks": len(self.blocks),
             "resident_blocks": len(self.resident),
             "composed_bytes": self.composed,
-            "passing_blocks": len(self.passing),
+            "recomputed_blocks": len(self.recomputed),
             "resident_bytes": self.resident_bytes,
             "streamed_bytes_per_pass": self.streamed_bytes,
             "memory_bytes": self.memory,
@@ -152,7 +157,7 @@ class Plan:
         streamed = len(self.blocks) - len(self.resident)
         lines = [
             f"coefficients   {self.coefficients:,}",
-            f"composed       {show_bytes(self.composed)} for {len(self.blocks)} blocks{self._passing}",
+            f"composed       {show_bytes(self.composed)} for {len(self.blocks)} blocks{self._recomputed}",
             f"in memory      {show_bytes(self.resident_bytes)} of task vectors as {', '.join(self.storage)} "
             f"({len(self.resident)} blocks)",
             f"from disk      {show_bytes(self.streamed_bytes)} twice a step ({streamed} blocks)",
@@ -178,10 +183,12 @@ def _no_room(composed: int, vectors: int, budget: int) -> ResourceError:
     )
 
 
-def _composed_bytes(slots: Slots, itemsize: int, can_pass: Mapping[str, int]) -> tuple[int, int]:
-    """Of all composed weights; and of those that must be kept, with what the others take in passing."""
-    sizes = {slot.block.name: itemsize * slot.block.numel for slot in slots.blocks}
-    kept = sum(size for name, size in sizes.items() if name not in can_pass)
-    # a weight and its gradient; in fewer bits than 32, also what these are made in
+def _composed_bytes(
+    index: CoefficientIndex, itemsize: int, recomputable: Mapping[str, int]
+) -> tuple[int, int]:
+    """Return the bytes of all composed weights, and the bytes if all recomputable ones are recomputed."""
+    sizes = {entry.block.name: itemsize * entry.block.numel for entry in index.blocks}
+    kept = sum(size for name, size in sizes.items() if name not in recomputable)
+    # a weight and its gradient; in fewer bits than 32, also the 32-bit buffers of both
     each = 2 * itemsize + (8 if itemsize < 4 else 0)
-    return sum(sizes.values()), kept + each * max(can_pass.values(), default=0)
+    return sum(sizes.values()), kept + each * max(recomputable.values(), default=0)

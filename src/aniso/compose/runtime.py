@@ -1,4 +1,4 @@
-"""How a composition is carried out: never what comes out of it."""
+"""How a composition is executed: memory and code paths, which never change its results."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ from aniso.errors import UsageError, printable
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for what can be set
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 _CONTAINER = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-_SHARE = 0.8  # of the memory that is free: the model's activations need some, too
+_SHARE = 0.8  # of the free memory: the model's activations need the rest
 
 
 @final
 @dataclass(frozen=True)
 class Runtime:
-    """Memory and code paths."""
+    """Memory limits and code paths of a composition."""
 
     memory: str | int | None = None
-    """Bytes that composed weights and task vectors may take, such as ``"8GiB"``; most of what is free if
-    not said. Where both do not fit, weights are composed as their layer runs; vectors that do not fit either
+    """Bytes that composed weights and task vectors may take, such as ``"8GiB"``; default: 80 % of the free
+    memory. If both do not fit, weights are recomputed when their layer runs; vectors that still do not fit
     are read from disk as they are needed."""
     stream: bool = False
     """Read all task vectors from disk as they are needed, even if they would fit."""
     fast: bool = True
-    """Use compiled code where numba is installed."""
-    keep_freed: bool = True
-    """Let the process keep memory that it frees, up to 2 GB, for the next step. Otherwise the gradient of
-    every weight is given back to the system and asked for again, a page at a time, in every step (those
-    above 32 MiB still are)."""
+    """Use compiled kernels where numba is installed."""
+    keep_freed: bool = False
+    """Let the whole process keep freed memory instead of returning it to the system (glibc, CPU only).
+
+    This calls ``mallopt`` for the process, not for the composition: from the first forward pass until the
+    process ends, allocations up to 32 MiB come from the heap, up to 2 GiB of freed heap stay with the
+    process, and glibc no longer adapts its thresholds. It saves 90,000 page faults and up to a second of
+    system time in every training step of a ViT-B/32 (docs/adr/0005-compositions.md), since the gradient of
+    a weight is freed and allocated again in each step. `aniso fit` and `aniso run` turn it on.
+    """
 
     def budget(self, device: torch.device) -> int:
+        """Return the bytes that a composition may use on a device."""
         if self.memory is not None:
             return parse_bytes(self.memory)
         return int(_SHARE * free_memory(device))
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library not to give freed memory back at once. True if it can be asked (glibc)."""
+    """Tell the C library to keep freed memory, for the whole process; return True if it can (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -57,19 +63,20 @@ def keep_freed_memory() -> bool:
 
 
 def parse_bytes(text: str | int) -> int:
-    """``8GiB``, ``500 MB`` or a plain number of bytes."""
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?\s*", str(text).lower())
-    if found is None or found[2] not in _UNITS:
+    """Return the number of bytes in ``8GiB``, ``500 MB`` or a plain number."""
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?\s*", str(text).lower())
+    if match is None or match[2] not in _UNITS:
         raise UsageError(
             "USAGE",
             f"'{printable(text)}' is not an amount of memory",
             expected="a number of bytes, such as 8GiB or 500MB",
             fix="write it with a unit: --memory 8GiB",
         )
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def show_bytes(count: float) -> str:
+    """Return a number of bytes as text, such as ``7.4 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
@@ -78,7 +85,7 @@ def show_bytes(count: float) -> str:
 
 
 def free_memory(device: torch.device) -> int:
-    """What can be had now: of the graphics card, or of the machine as far as a container lets us."""
+    """Return the free bytes of a GPU, or of the machine within the limit of its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_of_machine(), _free_of_container(Path("/sys/fs/cgroup")))
@@ -93,7 +100,7 @@ def _free_of_machine() -> int:
 
 
 def _free_of_container(place: Path) -> int:
-    """By either version of control groups; without a limit, more than any machine has."""
+    """Return the free bytes by cgroup v1 or v2; without a limit, more than any machine has."""
     free = sys.maxsize
     for limit, used in _CONTAINER:
         try:

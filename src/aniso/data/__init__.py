@@ -2,21 +2,27 @@
 
 from aniso.classes import ClassList
 from aniso.data.batches import Batch, Batches
-from aniso.data.passages import Passages, read_examples
+from aniso.data.card import known_tasks as list_tasks
+from aniso.data.content import IMAGES, ImageLists, content_hash
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
+from aniso.data.text_dataset import TextDataset, read_examples
 from aniso.data.unlabelled import unlabelled_pictures
 
 __all__ = [
     "load_task",
+    "list_tasks",
     "unlabelled_pictures",
     "Task",
     "Labelled",
     "Unlabelled",
     "Split",
-    "Passages",
+    "TextDataset",
     "read_examples",
     "ClassList",
     "Batches",
     "Batch",
+    "content_hash",
+    "ImageLists",
+    "IMAGES",
 ]

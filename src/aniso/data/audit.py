@@ -15,7 +15,7 @@ from aniso.data.decode import FORMATS
 from aniso.data.splits import Labelled
 from aniso.data.task import Task
 from aniso.errors import AnisoError
-from aniso.weights.files import Told
+from aniso.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Audit:
         }
 
 
-def audit(task: Task, told: Told | None = None) -> Audit:
+def audit(task: Task, progress: ProgressCallback | None = None) -> Audit:
     kinds, contents, bad, by_split = {}, {}, [], {}
     for role, split in task.splits.items():
-        kinds[role], contents[role], wrong = _look(split, told)
+        kinds[role], contents[role], wrong = _look(split, progress)
         by_split[role] = len(wrong)
         bad += wrong
     shared = {(a, b): len(contents[a] & contents[b]) for a, b in combinations(contents, 2)}
     return Audit(kinds, bad, by_split, shared)
 
 
-def _look(split: Labelled, told: Told | None) -> tuple[Counter[str], set[bytes], list[str]]:
+def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[str], set[bytes], list[str]]:
     kinds: Counter[str] = Counter()
     contents, bad = set(), []
     for i in range(len(split)):
@@ -76,8 +76,8 @@ def _look(split: Labelled, told: Told | None) -> tuple[Counter[str], set[bytes],
             kinds[_kind(split, i, data)] += 1
         except AnisoError as e:
             bad.append(e.message)
-        if told:
-            told(f"looking at {split.name}", i + 1, len(split))
+        if progress:
+            progress(f"looking at {split.name}", i + 1, len(split))
     return kinds, contents, bad
 
 

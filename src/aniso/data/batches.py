@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from aniso.data import draw
-from aniso.data.passages import Passages
+from aniso.data import sampling
 from aniso.data.splits import Labelled, Split
+from aniso.data.text_dataset import TextDataset
 from aniso.errors import AnisoError
 
 Opened = Callable[[int], Any]
@@ -60,7 +60,7 @@ class Batches:
 
     def __init__(
         self,
-        split: Split | Passages,
+        split: Split | TextDataset,
         *views: View,
         size: int,
         shuffle: bool = False,
@@ -147,8 +147,8 @@ class _Joint(Dataset[tuple[int, tuple[Tensor, ...] | AnisoError]]):
 class _Pictures:
     """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
 
-    def __init__(self, split: Split | Passages, views: tuple[View, ...], seed: int, epoch: int) -> None:
-        self._opened: Opened = split.opened if isinstance(split, Passages) else split.images.picture
+    def __init__(self, split: Split | TextDataset, views: tuple[View, ...], seed: int, epoch: int) -> None:
+        self._opened: Opened = split.opened if isinstance(split, TextDataset) else split.images.picture
         self._keys = split.keys
         self._views = views
         self._words = (seed, epoch)
@@ -164,7 +164,7 @@ class _Pictures:
 
 
 def _generator(*words: Hashable) -> torch.Generator:
-    return torch.Generator().manual_seed(draw.number(*words))
+    return torch.Generator().manual_seed(sampling.number(*words))
 
 
 def _visits(keys: Sequence[int]) -> list[int]:
@@ -189,8 +189,8 @@ def _stacked(
     return [tuple(torch.stack(views) for views in zip(*grouped[w], strict=True)) for w in sorted(grouped)]
 
 
-def _order(split: Split | Passages, shuffle: bool, seed: int, epoch: int) -> list[int]:
+def _order(split: Split | TextDataset, shuffle: bool, seed: int, epoch: int) -> list[int]:
     if not shuffle:
         return list(range(len(split)))
     keys: Any = split.keys
-    return draw.shuffled([str(key) for key in keys], "order", seed, epoch)
+    return sampling.shuffled([str(key) for key in keys], "order", seed, epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, final
 
 from PIL import Image
 
-from aniso.data import draw
+from aniso.data import sampling
 from aniso.data.decode import decode
 from aniso.errors import InputError, printable
+from aniso.weights.caches import HashCache
 
 Box = tuple[int, int, int, int]
 
@@ -27,6 +29,10 @@ class Images(ABC):
     @abstractmethod
     def content(self, index: int) -> bytes:
         """What the picture's identity is taken from: its encoded bytes."""
+
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        """sha256 of the image's content; where it lies in a file, remembered until that file changes."""
+        return hashlib.sha256(self.content(index)).digest()
 
     def picture(self, index: int) -> Image.Image:
         """Decoded, as RGB."""
@@ -69,6 +75,9 @@ class FileImages(Images):
                 fix=f"ls -l '{printable(path)}'",
             ) from None
 
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        return cache.digest(self._root / self._paths[index], "", lambda: self.content(index))
+
 
 @final
 class ArrayImages(Images):
@@ -109,6 +118,10 @@ class CroppedImages(Images):
     def content(self, index: int) -> bytes:
         return repr(self._boxes[index]).encode() + self._images.content(index)
 
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        whole = self._images.content_hash(index, cache)
+        return hashlib.sha256(repr(self._boxes[index]).encode() + whole).digest()
+
     def picture(self, index: int) -> Image.Image:
         whole = self._images.picture(index)
         left, top, right, bottom = self._boxes[index]
@@ -147,6 +160,10 @@ class ChosenImages(Images):
         which, inner = self._chosen[index]
         return self._images[which].content(inner)
 
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        which, inner = self._chosen[index]
+        return self._images[which].content_hash(inner, cache)
+
     def picture(self, index: int) -> Image.Image:
         which, inner = self._chosen[index]
         return self._images[which].picture(inner)
@@ -158,7 +175,7 @@ class NamelessImages(Images):
 
     def __init__(self, images: Images) -> None:
         self.__images = images
-        self._ids = tuple(f"{draw.number(name):016x}" for name in images.ids)
+        self._ids = tuple(f"{sampling.number(name):016x}" for name in images.ids)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -166,6 +183,13 @@ class NamelessImages(Images):
 
     def content(self, index: int) -> bytes:
         return self.__images.content(index)
+
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        return self.__images.content_hash(index, cache)
+
+    def file_label(self, index: int) -> str:
+        """The file's name, for error messages alone: it often says what the image shows."""
+        return self.__images.label(index)
 
     def picture(self, index: int) -> Image.Image:
         return self.__images.picture(index)  # an error still names the file

@@ -12,7 +12,7 @@ from typing import ClassVar, final
 from PIL import Image
 
 from aniso.classes import ClassList
-from aniso.data import draw
+from aniso.data import sampling
 from aniso.data.images import ChosenImages, Images, NamelessImages
 from aniso.errors import InputError, UsageError, printable
 
@@ -91,7 +91,7 @@ class Labelled:
     @cached_property
     def keys(self) -> tuple[int, ...]:
         """What random choices about each picture are seeded by."""
-        return tuple(draw.number(name) for name in self.ids)
+        return tuple(sampling.number(name) for name in self.ids)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -126,7 +126,7 @@ class Labelled:
                 more=f"{len(short) - 10} more classes" if len(short) > 10 else "",
                 fix="ask for fewer shots, or take what there is with --allow-fewer-shots",
             )
-        chosen = draw.per_class(self.ids, self.labels, k, "shots", seed)
+        chosen = sampling.per_class(self.ids, self.labels, k, "shots", seed)
         return self.take(chosen, f"{k} shots, seed {seed}")
 
     def fraction(self, share: float, seed: int = 0) -> Labelled:
@@ -143,7 +143,7 @@ class Labelled:
                 found=f"{len(self)} images",
                 fix=f"use at least {1 / max(1, len(self)):.2g}",
             )
-        chosen = draw.stratified(self.ids, self.labels, count, "fraction", seed)
+        chosen = sampling.stratified(self.ids, self.labels, count, "fraction", seed)
         return self.take(chosen, f"{share:.2%}, seed {seed}")
 
     def take(self, indices: Iterable[int], what: str = "") -> Labelled:
@@ -166,11 +166,11 @@ class Labelled:
     ) -> tuple[Labelled, Labelled]:
         """Two disjoint parts: what is cut out, and what is left."""
         if per_class is not None:
-            chosen = draw.per_class(self.ids, self.labels, per_class, *words)
+            chosen = sampling.per_class(self.ids, self.labels, per_class, *words)
         else:
             wanted = len(self) if share is None else round(share * len(self))
             count = min(wanted, most) if most is not None else wanted
-            chosen = draw.stratified(self.ids, self.labels, count, *words)
+            chosen = sampling.stratified(self.ids, self.labels, count, *words)
         return self.take(chosen), self.without(chosen)
 
 

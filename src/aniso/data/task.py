@@ -16,7 +16,7 @@ from aniso.data.part import Part, Reading
 from aniso.data.readers import read, recognise
 from aniso.data.splits import Labelled, joined
 from aniso.errors import InputError, UnsafeError, UsageError, printable
-from aniso.weights.files import Told
+from aniso.progress import ProgressCallback
 
 ROLES = ("train", "val", "test")
 _HOLDOUT = Carve(share=0.1, most=5000)
@@ -68,7 +68,7 @@ def load_task(
     prompts: Sequence[str] = (),
     seed: int = 0,
     on_bad_image: OnBadImage = "error",
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Task:
     """A task by its name (``eurosat``), from a directory or table of one's own, or from a card ``FILE.toml``.
 
@@ -88,8 +88,10 @@ def load_task(
     rules = card.splits or _usual_rules(reading.parts)
     made = _split(name, parts, rules, seed)
     notes = [*reading.notes, *_rule_notes(card, rules, reading.parts)]
+    if len(classes) == 1:
+        notes.append("warning: there is only one class, so every prediction is right")
     if on_bad_image != "error":
-        made = {role: readable(split, on_bad_image, notes, told) for role, split in made.items()}
+        made = {role: readable(split, on_bad_image, notes, progress) for role, split in made.items()}
     return Task(name, classes, **made, card=card, notes=tuple(notes))
 
 
@@ -306,7 +308,9 @@ def _rule_notes(card: Card, rules: SplitRules, parts: Mapping[str, Part]) -> lis
 # pictures that cannot be read
 
 
-def readable(split: Labelled, policy: OnBadImage, notes: list[str], told: Told | None) -> Labelled:
+def readable(
+    split: Labelled, policy: OnBadImage, notes: list[str], progress: ProgressCallback | None
+) -> Labelled:
     """The split without pictures that cannot be decoded, as far as the policy allows; notes say which."""
     bad: list[int] = []
     first = ""
@@ -323,8 +327,8 @@ def readable(split: Labelled, policy: OnBadImage, notes: list[str], told: Told |
                     found=[split.images.label(j) for j in bad[:10]],
                     fix="replace them, or raise --on-bad-image",
                 ) from None
-        if told:
-            told(f"looking at {split.name}", i + 1, len(split))
+        if progress:
+            progress(f"looking at {split.name}", i + 1, len(split))
     if bad:
         notes.append(f"{split.name}: {len(bad)} pictures left out that cannot be read, first: {first}")
     return split.without(bad) if bad else split

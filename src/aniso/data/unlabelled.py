@@ -9,10 +9,11 @@ from pathlib import Path
 from aniso.classes import ClassList
 from aniso.data.images import FileImages, NamelessImages
 from aniso.data.readers.naming import PICTURES, is_hidden, natural, some, suffix
+from aniso.data.readers.safe_paths import Links
 from aniso.data.splits import Labelled, Unlabelled
 from aniso.data.task import OnBadImage, readable
 from aniso.errors import InputError, printable
-from aniso.weights.files import Told
+from aniso.progress import ProgressCallback
 
 
 def unlabelled_pictures(
@@ -21,7 +22,7 @@ def unlabelled_pictures(
     prompts: Sequence[str] = (),
     *,
     on_bad_image: OnBadImage = "error",
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Unlabelled, tuple[str, ...]]:
     """All pictures below a folder, whatever it is divided into, and notes on what was left out."""
     root = Path(folder).expanduser()
@@ -35,7 +36,7 @@ def unlabelled_pictures(
     # without labels, and so under one that says nothing: leaving pictures out is the same for both
     whole = Labelled(root.resolve().name, said, FileImages(root, paths), (0,) * len(paths))
     if on_bad_image != "error":
-        whole = readable(whole, on_bad_image, notes, told)
+        whole = readable(whole, on_bad_image, notes, progress)
     if len(whole) < 2:
         raise InputError(
             "DATA-MISSING",
@@ -62,10 +63,13 @@ def _found(root: Path) -> tuple[list[str], list[str]]:
     """Pictures and other files, by their paths from the root, in the order people count."""
     pictures: list[str] = []
     other: list[str] = []
+    links = Links(root)
     for place, folders, names in os.walk(root, onerror=_refused):
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in names:
             path = Path(place, name).relative_to(root).as_posix()
             if not is_hidden(name):
+                if Path(place, name).is_symlink() and suffix(name) in PICTURES:
+                    links.require_inside(path)
                 (pictures if suffix(name) in PICTURES else other).append(path)
     return sorted(pictures, key=natural), sorted(other, key=natural)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from aniso.progress import ProgressCallback
 from aniso.weights.atomic import atomic_directory
-from aniso.weights.files import Told
 
 SIDE, EACH = 64, 100
 Colour = tuple[int, int, int]
@@ -31,7 +31,7 @@ _PROMPTS = {
 }
 
 
-def write_tasks(directory: Path, told: Told) -> None:
+def write_tasks(directory: Path, progress: ProgressCallback) -> None:
     """A folder per class, and a card with prompts: nothing that a user's own folder could not be."""
     with atomic_directory(directory, overwrite=True) as place:
         makers = {"digits": _digits(), "patterns": _patterns(), "colours": _colours()}
@@ -43,7 +43,7 @@ def write_tasks(directory: Path, told: Told) -> None:
                     make(i).save(folder / f"{i:03}.png")
             prompts = ", ".join(f"'{prompt}'" for prompt in _PROMPTS[task])
             (place / task / "task.toml").write_text(f"prompts = [{prompts}]\n")
-            told("drawing pictures", n + 1, len(makers))
+            progress("drawing pictures", n + 1, len(makers))
 
 
 Maker = Callable[[int], Image.Image]

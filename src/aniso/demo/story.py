@@ -10,7 +10,7 @@ from typing import Any
 from aniso.compose import Coefficients
 from aniso.demo.tour import Step
 from aniso.errors import UsageError
-from aniso.learn.measures import by_depth, by_kind, five_numbers
+from aniso.learn.analysis import by_depth, by_kind, five_numbers
 from aniso.report import Section, Table, bars, boxes, heat_map, page
 from aniso.weights.atomic import write_text
 

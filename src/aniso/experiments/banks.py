@@ -11,7 +11,6 @@ from typing import Any
 
 from aniso.errors import UsageError
 from aniso.experiments.settings import BaseSetting
-from aniso.models import mini_bank
 from aniso.vectors import Bank, random_bases
 from aniso.weights import Ref
 
@@ -26,16 +25,15 @@ def open_bank(name: str | Path, base: Ref | None = None, *, seed: int = 0) -> Ba
         if base is None:
             raise UsageError("BANK-NAME", f"'{name}' is no bank on disk", fix="name a directory")
         return random_bases(base, int(drawn[1]), seed if drawn[2] is None else int(drawn[2]))
-    if not Path(name).exists() and str(name).split("-")[0] == "mini":
-        return Bank.open(mini_bank(str(name)))
-    return Bank.open(name)
+    return Bank.load(name)
 
 
 def coefficients_file(setting: BaseSetting, inputs: Mapping[str, Any]) -> str:
     """What coefficients of a setting are kept as, the same with and without a head learned afterwards.
 
-    Of what a record says of its inputs, model and data count: the bank is in the file itself.
+    Of what a record says of its inputs, model, data and the content that was learned from count: the bank is
+    in the file itself.
     """
     own = (setting if setting.is_joint else setting.headless()).id[:16]
-    known = json.dumps([inputs["model"], inputs["data"]], sort_keys=True)
+    known = json.dumps([inputs["model"], inputs["data"], inputs["content"]["learned"]], sort_keys=True)
     return f"{own}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.safetensors"

@@ -10,22 +10,31 @@ from typing import Any, final
 
 from torch import nn
 
-from aniso.compose import Coefficients, Plan
-from aniso.compose.composed_adapter import ComposedAdapter
-from aniso.data import Passages, read_examples
+from aniso.compose import Coefficients, MergedAdapter, Plan
+from aniso.data import TextDataset, read_examples
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.banks import open_bank
 from aniso.experiments.choosing import strategy_of
+from aniso.experiments.content import Content
 from aniso.experiments.learning import composed, device_of, evolved, learned, with_choice
-from aniso.experiments.outcome import Circumstances, Outcome
+from aniso.experiments.outcome import RunOptions, RunResult
 from aniso.experiments.settings.language import Language
 from aniso.experiments.settings.setting import COMPOSED, others
-from aniso.learn import Best, Keep, LanguageLoss, Last, Objective, Trained, guessed, passages
+from aniso.learn import (
+    Best,
+    EpochSampler,
+    Keep,
+    LanguageLoss,
+    Last,
+    Objective,
+    Trainable,
+    evaluate_lm,
+    text_dataset,
+)
 from aniso.learn.evaluate import wilson
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.language import Guessed
+from aniso.learn.language import LanguageScore
 from aniso.learn.lora import Adapter, adapter
-from aniso.learn.passes import Passes
 from aniso.learn.selection import Choice
 from aniso.models import LanguageModel, load_language_model
 from aniso.vectors import Bank
@@ -39,7 +48,7 @@ class _Made:
     facts: dict[str, Any] = field(default_factory=dict)
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
-    adapter: Adapter | ComposedAdapter | None = None
+    adapter: Adapter | MergedAdapter | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -47,9 +56,9 @@ class _Made:
 class LanguageWork:
     """One setting on its way. What is loaded is loaded when first needed, and once."""
 
-    def __init__(self, setting: Language, circumstances: Circumstances | None = None) -> None:
+    def __init__(self, setting: Language, options: RunOptions | None = None) -> None:
         self.setting = setting
-        self._how = circumstances or Circumstances()
+        self._how = options or RunOptions()
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -77,24 +86,36 @@ class LanguageWork:
 
     def _chosen(self, bank: Bank) -> Choice | None:
         how = self._how
-        strategy = strategy_of(self.setting, self._objective, self.model, workers=how.workers, told=how.told)
+        strategy = strategy_of(
+            self.setting, self._objective, self.model, workers=how.workers, progress=how.progress
+        )
         return None if strategy is None else strategy.choose(bank)
 
     # texts
 
     @cached_property
-    def _texts(self) -> dict[str, Passages]:
+    def _texts(self) -> dict[str, TextDataset]:
         """By what they are for."""
         said = {"train": self.setting.train, "val": self.setting.val, "test": self.setting.test}
         found = {role: self._read(name, role) for role, name in said.items() if name is not None}
         _require_apart(found)
         return found
 
-    def _read(self, name: str, role: str) -> Passages:
+    @property
+    def content(self) -> Content:
+        """The files of texts that the result depends on; no model is needed to know them."""
+        setting, trains = self.setting, self.setting.method != "none"
+        learned = [self._path(name) for name in (setting.train, setting.val) if name is not None and trains]
+        return Content(tuple(learned), () if setting.test is None else (self._path(setting.test),))
+
+    def _path(self, name: str) -> Path:
         root = self._how.data
-        path = root / name[2:] if name.startswith("./") and root is not None else Path(name).expanduser()
+        return root / name[2:] if name.startswith("./") and root is not None else Path(name).expanduser()
+
+    def _read(self, name: str, role: str) -> TextDataset:
+        path = self._path(name)
         # two files may have the same name
-        return passages(
+        return text_dataset(
             self.model, read_examples(path), f"{path.name} {role}", role, length=self.setting.length
         )
 
@@ -121,13 +142,13 @@ class LanguageWork:
         elif setting.method == "weights":
             facts["trainable"] = self._trained_weights()[0].count
         if setting.method in ("coefficients", "weights"):
-            passes = Passes([(self._texts["train"], ())], schedule, setting.seed)
+            passes = EpochSampler([(self._texts["train"], ())], schedule, setting.seed)
             facts["steps"] = schedule.epochs * passes.steps
         return memory, facts
 
     # the methods
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         self._texts  # noqa: B018 (what cannot be read is found out now)
         method = {
             "none": lambda: _Made(self.model),
@@ -139,7 +160,7 @@ class LanguageWork:
 
     def _composed(self) -> _Made:
         made, factors = composed(self.model, self.bank, self.setting, self._how)
-        trained = Trained.coefficients(made)
+        trained = Trainable.coefficients(made)
         done, facts = learned(trained, self._objective, self._keep, self.setting, self._how)
         if factors is not None:
             return _Made(made, facts, adapter=factors.adapter(), notes=done.notes)
@@ -150,9 +171,9 @@ class LanguageWork:
         facts = evolved(made, self._objective, self._keep, self.setting, self._how)
         return _Made(made, facts, made.coefficients)
 
-    def _trained_weights(self) -> tuple[Trained, Adapter | None]:
+    def _trained_weights(self) -> tuple[Trainable, Adapter | None]:
         if self.setting.rank is None:
-            return Trained.weights(self.model), None
+            return Trainable.weights(self.model), None
         made = adapter(self.model, self.setting.rank, seed=self.setting.seed)
         return made.trained, made
 
@@ -164,11 +185,11 @@ class LanguageWork:
 
     # results
 
-    def _outcome(self, made: _Made) -> Outcome:
+    def _outcome(self, made: _Made) -> RunResult:
         metrics: dict[str, Any] = {"accuracy": {}, **made.facts}
         notes = [note for text in self._texts.values() for note in text.notes]
         notes += [*_known(self._texts), *made.notes]
-        notes += made.coefficients.slots.notes if made.coefficients is not None else ()
+        notes += made.coefficients.index.notes if made.coefficients is not None else ()
         test = self._texts.get("test")
         if test is None:
             notes.append("warning: there are no texts to test by, so nothing was measured: --test FILE")
@@ -183,7 +204,7 @@ class LanguageWork:
         if self.choice is not None:
             metrics["selection"] = self.choice.summary()
             notes += self.choice.notes
-        return Outcome(
+        return RunResult(
             metrics,
             self._inputs(),
             self._names(),
@@ -192,16 +213,17 @@ class LanguageWork:
             made.adapter,
             device=device_of(self._how).type,
             notes=tuple(notes),
+            content=self.content,
         )
 
-    def _guessed(self, model: nn.Module, split: Passages) -> Guessed:
+    def _guessed(self, model: nn.Module, split: TextDataset) -> LanguageScore:
         how, at_once = self._how, self.setting.resolved_schedule().micro_batch
-        return guessed(
+        return evaluate_lm(
             model,
             split,
             batch=min(split.at_once, at_once or split.at_once),
             workers=how.workers,
-            told=how.told,
+            progress=how.progress,
         )
 
     def _names(self) -> dict[str, str]:
@@ -211,13 +233,13 @@ class LanguageWork:
 
     def _inputs(self) -> dict[str, Any]:
         data = {text.name: text.manifest for text in self._texts.values()}
-        inputs: dict[str, Any] = {**self.model.identity(), "data": data}
+        inputs: dict[str, Any] = {**self.model.identity(), "data": data, "content": self.content.hashes()}
         if self.setting.method in COMPOSED:
             inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         return inputs
 
 
-def _require_apart(texts: dict[str, Passages]) -> None:
+def _require_apart(texts: dict[str, TextDataset]) -> None:
     """What is measured on, or chosen by, texts that were learned from means nothing."""
     for one, other in combinations(texts, 2):
         if texts[one].manifest == texts[other].manifest:
@@ -228,7 +250,7 @@ def _require_apart(texts: dict[str, Passages]) -> None:
             )
 
 
-def _known(texts: dict[str, Passages]) -> list[str]:
+def _known(texts: dict[str, TextDataset]) -> list[str]:
     """A warning for every file to choose or to measure by, some of whose rows were learned from."""
     learned = set(texts["train"].digests)
     out = []
@@ -240,7 +262,7 @@ def _known(texts: dict[str, Passages]) -> list[str]:
     return out
 
 
-def _score(found: Guessed) -> dict[str, Any]:
+def _score(found: LanguageScore) -> dict[str, Any]:
     """Of tokens, how many were thought the likeliest."""
     return {
         "correct": found.right,
@@ -250,5 +272,5 @@ def _score(found: Guessed) -> dict[str, Any]:
     }
 
 
-def _sizes(texts: dict[str, Passages]) -> dict[str, int]:
+def _sizes(texts: dict[str, TextDataset]) -> dict[str, int]:
     return {text.name: len(text) for text in texts.values()}

@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from aniso.compose import Coefficients, Composition
-from aniso.compose.factors import FactorComposition
+from aniso.compose import Coefficients, Composition, FactorComposition
 from aniso.errors import UsageError, printable
-from aniso.experiments.outcome import Circumstances
+from aniso.experiments.outcome import RunOptions
 from aniso.experiments.settings import BaseSetting
 from aniso.experiments.settings.setting import Adapts
-from aniso.learn import Fit, Keep, Objective, Trained, fit
+from aniso.learn import Fit, Keep, Objective, Trainable, fit
 from aniso.learn.gradient_free import evolve
 from aniso.learn.selection import Choice
 from aniso.vectors import Bank
 
 
-def device_of(how: Circumstances) -> torch.device:
+def device_of(how: RunOptions) -> torch.device:
     """What was asked for; else the graphics card, if there is one."""
     said = how.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -35,7 +34,7 @@ def device_of(how: Circumstances) -> torch.device:
 
 
 def learned(
-    trained: Trained, objective: Objective, keep: Keep, setting: BaseSetting, how: Circumstances
+    trained: Trainable, objective: Objective, keep: Keep, setting: BaseSetting, how: RunOptions
 ) -> tuple[Fit, dict[str, Any]]:
     """By gradients; with what a record says of it."""
     done = fit(
@@ -49,7 +48,7 @@ def learned(
         allow_env_change=how.allow_env_change,
         workers=how.workers,
         online=setting.is_online,
-        told=how.told,
+        progress=how.progress,
         epoch_done=how.epoch_done,
     )
     history = list(done.history)
@@ -58,7 +57,7 @@ def learned(
 
 
 def composed(
-    model: nn.Module, bank: Bank, setting: BaseSetting, how: Circumstances
+    model: nn.Module, bank: Bank, setting: BaseSetting, how: RunOptions
 ) -> tuple[Composition, FactorComposition | None]:
     """What is learned: a composition of whole updates, or of adapters' factors, which becomes an adapter."""
     if setting.composes_factors:
@@ -75,7 +74,7 @@ def with_choice(coefficients: Coefficients | None, choice: Choice | None) -> Coe
 
 
 def evolved(
-    made: Composition, objective: Objective, keep: Keep, setting: Adapts, how: Circumstances
+    made: Composition, objective: Objective, keep: Keep, setting: Adapts, how: RunOptions
 ) -> dict[str, Any]:
     """From losses alone; what a record says of it."""
     done = evolve(
@@ -86,7 +85,7 @@ def evolved(
         keep=keep,
         seed=setting.seed,
         workers=how.workers,
-        told=how.told,
+        progress=how.progress,
         look_done=how.epoch_done,
     )
     history = list(done.history)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from aniso.compose import Coefficients, Runtime
-from aniso.compose.composed_adapter import ComposedAdapter
+from aniso.compose import Coefficients, MergedAdapter, Runtime
+from aniso.experiments.content import Content
+from aniso.learn import Row
 from aniso.learn.heads import Head
-from aniso.learn.loop import Row
 from aniso.learn.lora import Adapter
+from aniso.progress import ProgressCallback
 from aniso.weights import TensorMap
-from aniso.weights.files import Told
 
 
 @final
 @dataclass(frozen=True)
-class Circumstances:
+class RunOptions:
     """How work is carried out; the result does not depend on it."""
 
     data: Path | None = None
@@ -31,7 +31,7 @@ class Circumstances:
     """For states to go on from."""
     resume: bool = False
     allow_env_change: bool = False
-    told: Told | None = None
+    progress: ProgressCallback | None = None
     epoch_done: Callable[[Row], None] | None = None
     coefficients: Path | None = None
     """Where coefficients are kept that the same settings without a head have come to."""
@@ -39,7 +39,7 @@ class Circumstances:
 
 @final
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """What came out."""
 
     metrics: dict[str, Any]
@@ -49,10 +49,12 @@ class Outcome:
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
     """All of the model's weights, if they were trained."""
-    adapter: Adapter | ComposedAdapter | None = None
+    adapter: Adapter | MergedAdapter | None = None
     """What was trained in their place."""
     head: Head | None = None
     head_of: Mapping[str, str] = field(default_factory=dict)
     """What the head's features come from."""
     device: str = "cpu"
     notes: tuple[str, ...] = ()
+    content: Content | None = None
+    """The files that it was made from."""

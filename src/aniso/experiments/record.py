@@ -1,4 +1,4 @@
-"""One JSON file for each cell: what was asked, what came out, from what, with what."""
+"""The record of a run: what was asked, what came out, from what, with what."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from aniso.experiments.outcome import Outcome
-from aniso.experiments.scores import summary
+from aniso.experiments.metrics import summary
+from aniso.experiments.outcome import RunResult
 from aniso.experiments.settings import BaseSetting
+from aniso.records import SCHEMA, Record, rounded
 from aniso.weights.atomic import write_text
-
-SCHEMA = 1
 
 
 class Clock:
@@ -34,9 +33,10 @@ class Clock:
 
 
 def record(
-    setting: BaseSetting, outcome: Outcome, clock: Clock, *, experiment: str = "", label: str = ""
-) -> dict[str, Any]:
-    return {
+    setting: BaseSetting, outcome: RunResult, clock: Clock, *, experiment: str = "", label: str = ""
+) -> Record:
+    """The record of a run that has just ended; what it says of itself is checked here."""
+    content = {
         "schema": SCHEMA,
         "status": "ok",
         "id": setting.id,
@@ -56,6 +56,7 @@ def record(
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "notes": list(outcome.notes),
     }
+    return Record.model_validate_json(json.dumps(rounded(content)))
 
 
 def _public(value: Any, names: Mapping[str, str]) -> Any:
@@ -69,19 +70,9 @@ def _public(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def write(path: Path, made: dict[str, Any], *, overwrite: bool = False) -> None:
-    write_text(path, json.dumps(rounded(made), indent=1, sort_keys=True) + "\n", overwrite=overwrite)
-
-
-def rounded(value: Any) -> Any:
-    """Six digits say all there is to say, and keep differences between records readable."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return value
+def write(path: Path, made: Record, *, overwrite: bool = False) -> None:
+    """Write one record to a file of its own."""
+    write_text(path, json.dumps(made.content(), indent=1, sort_keys=True) + "\n", overwrite=overwrite)
 
 
 def file_name(setting: BaseSetting, label: str) -> str:

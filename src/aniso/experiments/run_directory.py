@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
+from aniso.data import IMAGES
 from aniso.errors import InputError, UsageError, printable
-from aniso.experiments.outcome import Outcome
+from aniso.experiments.content import Content
+from aniso.experiments.outcome import RunResult
 from aniso.experiments.record import write
-from aniso.experiments.settings import BaseSetting
+from aniso.experiments.settings import BaseSetting, PictureSetting
 from aniso.experiments.strict_yaml import as_yaml, read_yaml
+from aniso.learn import TrainingCheckpoints, differences
 from aniso.learn.fit import METRICS
-from aniso.learn.state import States, differences
+from aniso.records import Record, read_record
 from aniso.weights import save_safetensors
-from aniso.weights.atomic import disk, make_directory, require_space, write_text
+from aniso.weights.atomic import disk, make_directory, remove_empty, require_space, sweep, write_text
+from aniso.weights.temporary import TEMPORARY
 
 SPEC, RECORD, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER = (
     "spec.yaml",
@@ -29,7 +33,7 @@ TENSORBOARD = "tensorboard"
 _UNTRAINED = "state-00000-000000.safetensors"
 _OURS = re.compile(
     rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
-    rf"{re.escape(HEAD)}|{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|\..*\.partial-.*"
+    rf"{re.escape(HEAD)}|{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|{IMAGES}"
 )
 
 
@@ -38,6 +42,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fresh = False
+        self._made: list[Path] = []
 
     @staticmethod
     def expected(setting: BaseSetting) -> list[str]:
@@ -55,17 +60,31 @@ class RunDirectory:
         if setting.rank is not None:
             result["weights"] = [METRICS, ADAPTER]
         head = [HEAD] if setting.head_kind is not None else []
-        return [SPEC, *result.get(setting.method, []), *head, RECORD]
+        images = [IMAGES] if isinstance(setting, PictureSetting) else []
+        return [SPEC, *result.get(setting.method, []), *head, *images, RECORD]
 
-    def begin(self, setting: BaseSetting, *, resume: bool) -> dict[str, Any] | None:
+    def require_unchanged(self, record: Record, content: Content) -> None:
+        """Raise RUN-CHANGED if files that a finished run was made from are others now."""
+        changed = content.changes(record.inputs.content or {}, self.path)
+        if changed:
+            raise InputError(
+                "RUN-CHANGED",
+                f"the run in '{printable(self.path)}' is done, but files it was made from have changed since",
+                changed=changed,
+                fix="restore these files, or start a new run in another directory",
+            )
+
+    def begin(self, setting: BaseSetting, *, resume: bool) -> Record | None:
         """Make the directory; if the run is done already, its record."""
         self.require_usable(setting, resume=resume)
         done = self.path / RECORD
         if resume and done.exists():
-            found = self._record(done)
+            found = read_record(done)
             self._remove_states()  # it was killed before it could
+            sweep(self.path)
             return found
-        make_directory(self.path)
+        self._made = make_directory(self.path)
+        sweep(self.path)
         self._fresh = not any(self.path.iterdir())
         write_text(self.path / SPEC, as_yaml(setting.spec()), overwrite=True)
         return None
@@ -76,6 +95,7 @@ class RunDirectory:
             raise UsageError("OUT-EXISTS", f"'{printable(self.path)}' is a file", fix="name a directory")
         require_space(self.path, 1 << 20)
         there = sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+        there = [name for name in there if not TEMPORARY.fullmatch(name)]  # a write that was cut short
         foreign = [name for name in there if not _OURS.fullmatch(name)]
         if foreign or (there and not resume):
             raise UsageError(
@@ -93,8 +113,10 @@ class RunDirectory:
         A state from before the first step is nothing if the input has to be mended, or other options given.
         """
         unused = {SPEC, METRICS, _UNTRAINED} if isinstance(failure, InputError) else {SPEC}
-        if self._fresh and {p.name for p in self.path.iterdir()} <= unused:
+        there = {p.name for p in self.path.iterdir() if p.name != IMAGES}
+        if self._fresh and there <= unused:
             disk.remove(self.path)
+            remove_empty(self._made[:-1])
 
     def _require_same(self, setting: BaseSetting) -> None:
         if not (self.path / SPEC).exists():
@@ -109,17 +131,10 @@ class RunDirectory:
                 fix="use the same options, or start a new run in another directory",
             )
 
-    def _record(self, path: Path) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError) as e:
-            raise InputError(
-                "RECORD", f"'{printable(path)}' cannot be read", reason=str(e), fix="remove it and resume"
-            ) from None
-        return found
-
-    def finish(self, made: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    def finish(self, made: Record, outcome: RunResult) -> Record:
         """Write what came out, the record last; states are not needed any more."""
+        if outcome.content is not None:
+            outcome.content.keep(self.path)
         if outcome.coefficients is not None:
             outcome.coefficients.save(self.path / COEFFICIENTS, overwrite=True)
         if outcome.weights is not None:
@@ -134,7 +149,7 @@ class RunDirectory:
         return made
 
     def _remove_states(self) -> None:
-        for state in States(self.path).files():
+        for state in TrainingCheckpoints(self.path).files():
             disk.remove(state)
 
     def outputs(self) -> list[str]:

@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
-from aniso.errors import InputError, printable
-from aniso.experiments.cell import Place, run_cell
-from aniso.experiments.record import file_name
+from aniso.experiments.grid import Grid, Status
 from aniso.experiments.spec import Cell
-from aniso.learn.stop import Stop
+from aniso.experiments.worker import INTERRUPTED, Place, run_cell
+from aniso.learn import REQUESTS, Interrupt
 from aniso.weights.atomic import disk, locked, make_directory, write_text
 
-Status = Literal["recorded", "failed", "missing"]
 _GRACE = 20.0  # seconds to save a state in
 _TICK = 0.5
+_ASKED = (INTERRUPTED, -signal.SIGTERM)
+"""Exit codes of cells that were asked to end: not failed, but to be run again."""
 
 Happened = Callable[[Cell, str, float], None]
 """Called with a cell, what became of it, and the seconds it took."""
-
-
-@final
-@dataclass(frozen=True)
-class Grid:
-    """Cells and the directory that their records are in."""
-
-    cells: Sequence[Cell]
-    directory: Path
-
-    def place(self, cell: Cell) -> Place:
-        name = file_name(cell.setting, cell.label)
-        states = self.directory / ".states" / cell.setting.id[:16]
-        return Place(self.directory / name, states, self.directory / "coefficients")
-
-    def status(self, cell: Cell) -> Status:
-        place = self.place(cell)
-        if place.record.exists():
-            self._require_own(place.record, cell)
-            return "recorded"
-        return "failed" if place.failure.exists() else "missing"
-
-    def _require_own(self, path: Path, cell: Cell) -> None:
-        """A record counts if it says what it is of; a file that was put there by mistake does not."""
-        try:
-            found = json.loads(path.read_text())["id"]
-        except (OSError, ValueError, KeyError, TypeError):
-            found = "no record"
-        if found != cell.setting.id:
-            raise InputError(
-                "RECORD",
-                f"'{printable(path)}' is not the record of its cell",
-                expected=cell.setting.id,
-                found=printable(found),
-                fix="remove it, and run the experiment again",
-            )
 
 
 def run(
@@ -77,13 +39,18 @@ def run(
     retry_failed: bool = False,
     timeout: float | None = None,
     happened: Happened | None = None,
+    again: Collection[str] = (),
 ) -> dict[Status, int]:
-    """Run what has no record; one that crashes, is killed or takes too long costs itself alone."""
+    """Run what has no record; one that crashes, is killed or takes too long costs itself alone.
+
+    Cells whose id is in ``again`` are run although they have a record, which is replaced.
+    """
     make_directory(grid.directory)
     with locked(grid.directory):
         wanted = {"missing", "failed"} if retry_failed else {"missing"}
-        todo = [cell for cell in grid.cells if grid.status(cell) in wanted]
+        todo = [c for c in grid.cells if grid.status(c) in wanted or c.setting.id in again]
         _Pool(grid, jobs, data, workers, timeout, happened).run(todo)
+        grid.compact()
     count: dict[Status, int] = {"recorded": 0, "failed": 0, "missing": 0}
     for cell in grid.cells:
         count[grid.status(cell)] += 1
@@ -119,13 +86,13 @@ class _Pool:
         self._context: Any = multiprocessing.get_context("forkserver")
         # importing takes longer than many a cell; what cannot be imported is left to the cells
         self._context.set_forkserver_preload(
-            ["aniso.experiments.cell", "transformers.models.clip.modeling_clip"]
+            ["aniso.experiments.worker", "transformers.models.clip.modeling_clip"]
         )
         self._running: list[_Running] = []
 
     def run(self, todo: Sequence[Cell]) -> None:
         left = list(todo)
-        with Stop() as stop:
+        with Interrupt() as stop:
             try:
                 if left:
                     self._serve()
@@ -139,16 +106,22 @@ class _Pool:
                 self._end()
 
     def _serve(self) -> None:
-        """Start what forks the cells; Ctrl-C, which reaches it as well, must not end it while it imports."""
+        """Start what forks the cells, with signals blocked; cells unblock them once they can heed them.
+
+        A signal to the whole process group must not end the server: it reports how cells ended, and they save
+        their state first. Signals to this process wait until it has been started.
+        """
         if not isinstance(self._context, ForkServerContext):
             return
-        with contextlib.ExitStack() as after:
-            if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGINT, signal.SIGHUP):
-                    after.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            resource_tracker.ensure_running()  # unblocks the others, so it comes first
+            signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
             forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _start(self, cell: Cell, stop: Stop) -> None:
+    def _start(self, cell: Cell, stop: Interrupt) -> None:
         place = self._grid.place(cell)
         disk.remove(place.failure)  # what it died of before says nothing about now
         arguments = (cell, place, *self._how)
@@ -176,6 +149,8 @@ class _Pool:
         place = self._grid.place(one.cell)
         if one.process.exitcode == 0:
             return "recorded"
+        if one.process.exitcode in _ASKED:
+            return "interrupted"
         if not place.failure.exists():
             reason = "took too long" if late else f"ended with code {one.process.exitcode}"
             _note_failure(place, one.cell, reason)
@@ -187,11 +162,12 @@ class _Pool:
             if one.process.is_alive():
                 one.process.terminate()
         deadline = time.monotonic() + _GRACE
+        while self._running and time.monotonic() < deadline:
+            wait([one.process.sentinel for one in self._running], timeout=_TICK)
+            self._running = [one for one in self._running if one.process.is_alive()]
         for one in self._running:
-            one.process.join(max(0.0, deadline - time.monotonic()))
-            if one.process.is_alive():
-                one.process.kill()
-                one.process.join()
+            one.process.kill()
+            one.process.join()
         self._running = []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +16,7 @@ from aniso.experiments.settings.setting import Strict
 from aniso.experiments.strict_yaml import Document, validated
 
 Values = dict[str, list[Any]]
+_MOST_CELLS = 100_000
 
 
 class Variant(Strict):
@@ -48,6 +50,7 @@ def cells(experiment: Experiment, document: Document) -> list[Cell]:
     """All cells, each checked as a setting of its own; two that are the same are an error."""
     _require_values(experiment, document)
     found: dict[str, Cell] = {}
+    _require_few(experiment, document)
     for i, variant in enumerate(experiment.variants):
         lines = _lines(document, i)
         for point in _points({**experiment.grid, **variant.grid}):
@@ -78,6 +81,21 @@ def _require_values(experiment: Experiment, document: Document) -> None:
                     line=document.lines.get((*place, key), ""),
                     fix=f"leave '{printable(key)}' out, or name a value",
                 )
+
+
+def _require_few(experiment: Experiment, document: Document) -> None:
+    """A few hundred letters can ask for more cells than there is memory or time."""
+    count = 0
+    for variant in experiment.variants:
+        grid = {**experiment.grid, **variant.grid}
+        count += math.prod(len(values) for values in grid.values())
+    if count > _MOST_CELLS:
+        raise UsageError(
+            "SPEC",
+            f"{document.label}: the grid has {count:,} cells",
+            expected=f"at most {_MOST_CELLS:,}",
+            fix="divide it into several experiments",
+        )
 
 
 def parsed(document: Document) -> BaseSetting:

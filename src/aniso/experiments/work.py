@@ -10,26 +10,32 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from aniso.compose import Coefficients, Composition, Linearised, Partition, Plan
-from aniso.compose.composed_adapter import ComposedAdapter
-from aniso.compose.factors import FactorComposition
+from aniso.compose import (
+    Coefficients,
+    Composition,
+    FactorComposition,
+    Linearised,
+    MergedAdapter,
+    Partition,
+    Plan,
+)
 from aniso.data import Labelled, Task, Unlabelled, load_task
 from aniso.errors import AnisoError, InputError, UsageError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.choosing import strategy_of
+from aniso.experiments.content import Content
 from aniso.experiments.learning import composed, device_of, evolved, learned, with_choice
-from aniso.experiments.outcome import Circumstances, Outcome
-from aniso.experiments.scores import score
+from aniso.experiments.metrics import score
+from aniso.experiments.outcome import RunOptions, RunResult
 from aniso.experiments.settings import Job, PictureSetting
 from aniso.experiments.settings.setting import COMPOSED, Adapts
-from aniso.learn import Best, Keep, Objective, Trained, search
+from aniso.learn import Best, EpochSampler, Keep, Objective, Trainable, search
 from aniso.learn.evaluate import accuracy, answers
 from aniso.learn.features import FeatureCache, features, identity
 from aniso.learn.finetune import tuned_weights
-from aniso.learn.heads import Among, Classifier, Head, TipAdapter, new_head
+from aniso.learn.heads import Classifier, Head, RestrictedHead, TipAdapter, new_head
 from aniso.learn.lora import Adapter, adapter
-from aniso.learn.passes import Passes
-from aniso.learn.said import Said, said
+from aniso.learn.predictions import Said, said
 from aniso.learn.selection import Choice
 from aniso.models import ClassWeights, Encoder, load_model
 from aniso.vectors import Bank
@@ -50,7 +56,7 @@ class _Made:
     facts: dict[str, Any] = field(default_factory=dict)
     coefficients: Coefficients | None = None
     weights: TensorMap | None = None
-    adapter: Adapter | ComposedAdapter | None = None
+    adapter: Adapter | MergedAdapter | None = None
     head: Head | None = None
     notes: tuple[str, ...] = ()
 
@@ -59,10 +65,16 @@ class _Made:
 class Work:
     """One setting on its way. What is loaded is loaded when first needed, and once."""
 
-    def __init__(self, setting: PictureSetting, circumstances: Circumstances | None = None) -> None:
+    def __init__(
+        self,
+        setting: PictureSetting,
+        options: RunOptions | None = None,
+        tasks: dict[str, Task] | None = None,
+    ) -> None:
+        """``tasks`` were loaded before, with the same seed for splits; those loaded here are added."""
         self.setting = setting
-        self._how = circumstances or Circumstances()
-        self._tasks: dict[str, Task] = {}
+        self._how = options or RunOptions()
+        self._tasks: dict[str, Task] = {} if tasks is None else tasks
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -99,7 +111,7 @@ class Work:
     def _chosen(self, bank: Bank) -> Choice | None:
         how = self._how
         strategy = strategy_of(
-            self.setting, self.job.objective, self.encoder, workers=how.workers, told=how.told
+            self.setting, self.job.objective, self.encoder, workers=how.workers, progress=how.progress
         )
         return None if strategy is None else strategy.choose(bank)
 
@@ -117,7 +129,7 @@ class Work:
                 root,
                 seed=self.setting.split_seed,
                 on_bad_image=self.setting.on_bad_image,
-                told=self._how.told,
+                progress=self._how.progress,
             )
         return self._tasks[ref]
 
@@ -139,12 +151,12 @@ class Work:
         facts: dict[str, Any] = {"method": self.setting.method, "tests": _sizes(job.tests)}
         memory = None
         if self.setting.trains_norms:
-            facts["trainable"] = Trained.layer_norms(self.encoder).count
+            facts["trainable"] = Trainable.layer_norms(self.encoder).count
         elif self.setting.method in (*COMPOSED, "search"):
             made, _ = self._composition()
             memory = made.plan
             facts |= {"vectors": list(self.bank.names), "trainable": made.values.numel()}
-            facts |= {"notes": list(made.slots.notes)} if made.slots.notes else {}
+            facts |= {"notes": list(made.index.notes)} if made.index.notes else {}
             if self.choice is not None:
                 facts["selection"] = self.choice.summary()
         elif self.setting.method == "vector":
@@ -157,7 +169,7 @@ class Work:
             terms = [term for _, term in job.objective.data_terms]
             facts["learned_from"] = {term.split.name: len(term.split) for term in terms}
             reserved = [0.0 if self.setting.is_online else term.trusted_share for term in terms]
-            passes = Passes([(term.split, ()) for term in terms], schedule, self.setting.seed, reserved)
+            passes = EpochSampler([(term.split, ()) for term in terms], schedule, self.setting.seed, reserved)
             facts["steps"] = schedule.epochs * passes.steps
         if self.setting.head_kind is not None:
             together = ", together with the coefficients" if self.setting.is_joint else ""
@@ -168,7 +180,7 @@ class Work:
 
     # the methods
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         method = {
             "none": self._unchanged,
             "vector": self._own_vectors,
@@ -179,6 +191,7 @@ class Work:
         }[self.setting.method]
         if self.setting.head_kind is not None:
             new_head(self.setting.head_kind, self._class_weights())  # what cannot be is found out now
+        self._content_hashes  # noqa: B018 (of what is learned from, not of what may have replaced it since)
         made = method()
         if self.setting.head_kind is not None and made.head is None:
             made = self._topped(made, self.setting.head_kind)
@@ -202,7 +215,9 @@ class Work:
 
     def _searched(self) -> _Made:
         made = self._over(self.bank, Partition.whole())
-        found = search(made, self._keep(), self.job.points, workers=self._how.workers, told=self._how.told)
+        found = search(
+            made, self._keep(), self.job.points, workers=self._how.workers, progress=self._how.progress
+        )
         history = [{"scale": scale, "accuracy": measured} for scale, measured in found.tried]
         facts = {"scale": found.scale, "history": history}
         return _Made(lambda name: made, facts, found.coefficients)
@@ -216,7 +231,7 @@ class Work:
         if known is not None:
             return known
         made, factors = self._composition()
-        facts, notes = self._learn(Trained.coefficients(made))
+        facts, notes = self._learn(Trainable.coefficients(made))
         if factors is not None:
             return _Made(lambda name: made, facts, adapter=factors.adapter(), notes=notes)
         return _Made(lambda name: made, facts, made.coefficients, notes=notes)
@@ -229,7 +244,7 @@ class Work:
         return _Made(lambda name: made, facts, made.coefficients)
 
     def _with_own_norms(self) -> _Made:
-        trained = Trained.layer_norms(self.encoder)
+        trained = Trainable.layer_norms(self.encoder)
         facts, notes = self._learn(trained)
         tuned = tuned_weights(self.encoder, trained)
         return _Made(lambda name: trained.model, facts, weights=tuned, notes=notes)
@@ -253,7 +268,7 @@ class Work:
         made = self._over(self.bank, self._partition())
         shots = self._shots()
         head = TipAdapter(self._class_weights()).remember(self._seen(self.encoder, shots), _labels(shots))
-        trained = Trained.coefficients(made).with_head(head.to(self._device))
+        trained = Trainable.coefficients(made).with_head(head.to(self._device))
         facts, notes = self._learn(trained)
         facts["head"] = {"kind": head.kind, "trainable": head.count}
         return _Made(lambda name: made, facts, made.coefficients, head=head, notes=notes)
@@ -261,7 +276,7 @@ class Work:
     def _tuned(self) -> _Made:
         if self.setting.rank is not None:
             return self._adapted(self.setting.rank)
-        trained = Trained.weights(self.encoder, linearised=self.setting.linearised)
+        trained = Trainable.weights(self.encoder, linearised=self.setting.linearised)
         facts, notes = self._learn(trained)
         tuned = tuned_weights(self.encoder, trained)
         return _Made(lambda name: trained.model, facts, weights=tuned, notes=notes)
@@ -285,7 +300,9 @@ class Work:
             (split,) = _pictures(self.job.keep)
             held_out = (self._features(model, split)[0], _labels(split))
         head = new_head(kind, self._class_weights()).to(self._device)
-        done = head.fit(self._seen(model, shots), _labels(shots), held_out=held_out, told=self._how.told)
+        done = head.fit(
+            self._seen(model, shots), _labels(shots), held_out=held_out, progress=self._how.progress
+        )
         said = {"kind": kind, "trainable": head.count, "steps": len(done.losses), "kept_step": done.kept}
         said["loss"] = [done.losses[0], done.losses[-1]]
         return replace(made, head=head, facts={**made.facts, "head": said})
@@ -300,15 +317,15 @@ class Work:
         return self.job.shots
 
     def _class_weights(self) -> ClassWeights:
-        return self.encoder.class_weights(self._shots().classes, told=self._how.told)
+        return self.encoder.class_weights(self._shots().classes, progress=self._how.progress)
 
     def _seen(self, model: nn.Module, shots: Labelled) -> Tensor:
         """Several views of every shot."""
         return self._features(model, shots, view=self.setting.head_view, views=VIEWS, seed=self.setting.seed)
 
     def _features(self, model: nn.Module, split: Labelled, **how: Any) -> Tensor:
-        cache, told = self._cache, self._how.told
-        found = features(model, split, workers=self._how.workers, cache=cache, told=told, **how)
+        cache, progress = self._cache, self._how.progress
+        found = features(model, split, workers=self._how.workers, cache=cache, progress=progress, **how)
         return found.to(self._device)
 
     @property
@@ -318,19 +335,19 @@ class Work:
 
     # learning
 
-    def _learn(self, trained: Trained) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _learn(self, trained: Trainable) -> tuple[dict[str, Any], tuple[str, ...]]:
         done, facts = learned(trained, self._objective(), self._keep(), self.setting, self._how)
         if done.answers is not None:
             facts["online"] = self._online(done.answers)
         return facts, done.notes
 
-    def _online(self, told: Tensor) -> dict[str, Any]:
+    def _online(self, predictions: Tensor) -> dict[str, Any]:
         """What was said before anything was learned from it: scores, or counts where there are no labels."""
         if self.job.tests:
-            return {name: score(split, told) for name, split in self.job.tests.items()}
+            return {name: score(split, predictions) for name, split in self.job.tests.items()}
         assert self.job.unlabelled is not None
         split = self.job.unlabelled
-        return {split.name: {"counts": Said(told, torch.ones(len(told)), split.classes).counts}}
+        return {split.name: {"counts": Said(predictions, torch.ones(len(predictions)), split.classes).counts}}
 
     def _objective(self) -> Objective:
         if self.job.objective is None:
@@ -365,14 +382,14 @@ class Work:
 
     def _answers(self, model: nn.Module, split: Labelled, head: Classifier | None) -> Tensor:
         how = self._how
-        return answers(model, split, head=head, workers=how.workers, cache=self._cache, told=how.told)
+        return answers(model, split, head=head, workers=how.workers, cache=self._cache, progress=how.progress)
 
     def _elsewhere(self, made: _Made) -> dict[str, Any]:
         """Other data with the same classes, or some of them, by name."""
         head: Classifier = made.head or self._class_weights()
         model = made.model_for(self._name)
         return {
-            name: score(split, self._answers(model, split, Among(head, split.classes.names)))
+            name: score(split, self._answers(model, split, RestrictedHead(head, split.classes.names)))
             for name, split in self.job.out_of_domain.items()
         }
 
@@ -386,18 +403,22 @@ class Work:
             metrics["reference"] = {task: self._with_own(split) for task, split in self.job.tests.items()}
         if self.setting.compare and (self.setting.method != "none" or made.head is not None):
             unchanged = self._measured(lambda name: self.encoder)
-            metrics["zero_shot"] = {n: accuracy(told, split).value for n, (split, told) in unchanged.items()}
-        doubts = [note for split, told in measured.values() for note in accuracy(told, split).notes]
+            metrics["zero_shot"] = {
+                n: accuracy(predictions, split).value for n, (split, predictions) in unchanged.items()
+            }
+        doubts = [
+            note for split, predictions in measured.values() for note in accuracy(predictions, split).notes
+        ]
         return metrics, doubts
 
     def _without_labels(self, made: _Made, split: Unlabelled) -> tuple[dict[str, Any], list[str]]:
         """The same where answers themselves are looked at; labels, if there are any, are for counting."""
         how = self._how
         cache = FeatureCache.usual()  # the base says the same in every run
-        before = said(self.encoder, split, workers=how.workers, cache=cache, told=how.told)
+        before = said(self.encoder, split, workers=how.workers, cache=cache, progress=how.progress)
         after = before
         if self.setting.method != "none":
-            after = said(made.model_for(""), split, workers=how.workers, told=how.told)
+            after = said(made.model_for(""), split, workers=how.workers, progress=how.progress)
         tests = self.job.tests.items()
         metrics: dict[str, Any] = {"accuracy": {n: score(test, after.answers) for n, test in tests}}
         metrics["answers"] = after.since(before)
@@ -405,20 +426,21 @@ class Work:
             metrics["zero_shot"] = {n: accuracy(before.answers, test).value for n, test in tests}
         return metrics, list(after.doubts(before))
 
-    def _outcome(self, made: _Made) -> Outcome:
+    def _outcome(self, made: _Made) -> RunResult:
         split = self.job.unlabelled
         metrics, doubts = self._with_labels(made) if split is None else self._without_labels(made, split)
         metrics |= made.facts
         if self.choice is not None:
             metrics["selection"] = self.choice.summary()
             doubts += self.choice.notes
-        doubts += made.coefficients.slots.notes if made.coefficients is not None else ()
+        doubts += made.coefficients.index.notes if made.coefficients is not None else ()
         doubts += [
             f"warning: {t.name} has no test split, so nothing was measured: aniso eval can, on another"
             for t in self._tasks.values()
             if "test" not in t.splits
         ]
-        return Outcome(
+        doubts += self._prompt_notes()
+        return RunResult(
             metrics,
             self._inputs(),
             {ref: task.name for ref, task in self._tasks.items()},
@@ -429,7 +451,34 @@ class Work:
             identity(made.model_for(self._name)) if made.head is not None else {},
             device=self._device.type,
             notes=(*self.job.notes, *made.notes, *doubts),
+            content=self.content,
         )
+
+    @cached_property
+    def _content_hashes(self) -> dict[str, dict[str, str]]:
+        """Of the images as they were when the run began."""
+        return self.content.hashes(self._how.progress)
+
+    @cached_property
+    def content(self) -> Content:
+        """The images that the result depends on; no model is needed to know them."""
+        job, learned = self.job, list[Any]()
+        if self.setting.method not in ("none", "vector", "search") and job.objective is not None:
+            learned += [term.split for _, term in job.objective.data_terms]
+        if self.setting.method not in ("none", "vector") or self.setting.head_kind is not None:
+            learned += job.keep.splits
+        if self.setting.head_kind is not None and job.shots is not None:
+            learned.append(job.shots)
+        measured: list[Any] = [*job.tests.values(), *job.out_of_domain.values()]
+        measured += [job.unlabelled] if job.unlabelled is not None else []
+        return Content(_distinct(learned), _distinct(measured))
+
+    def _prompt_notes(self) -> list[str]:
+        """Which prompts were too long for the text tower and truncated."""
+        found = [split.classes for split in self.job.tests.values()]
+        found += [self.job.unlabelled.classes] if self.job.unlabelled is not None else []
+        classes = {one.key: one for one in found if self.encoder.has_text}
+        return [note for one in classes.values() for note in self.encoder.class_weights(one).notes]
 
     def _inputs(self) -> dict[str, Any]:
         tasks = self._tasks.values()
@@ -439,11 +488,16 @@ class Work:
             split = self.job.unlabelled
             data, classes = {split.name: split.manifest}, {split.name: split.classes.key}
         inputs: dict[str, Any] = {"model": self.encoder.fingerprint, "data": data, "classes": classes}
+        inputs["content"] = self._content_hashes
         if self.setting.method in (*COMPOSED, "search") and self.setting.needs_bank:
             inputs |= {"bank": self.bank.content_hash, "vectors": list(self.bank.names)}
         elif self.setting.method == "vector":
             inputs["bank"] = self._own(*self.job.tests).content_hash
         return inputs
+
+
+def _distinct(splits: list[Any]) -> tuple[Any, ...]:
+    return tuple({split.name: split for split in splits}.values())
 
 
 def _pictures(keep: Keep) -> list[Labelled]:

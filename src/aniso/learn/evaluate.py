@@ -12,8 +12,8 @@ from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.learn.features import FeatureCache, features, passed
 from aniso.learn.heads import Classifier
-from aniso.learn.inside import encoder_of
-from aniso.weights.files import Told
+from aniso.learn.unwrap import encoder_of
+from aniso.progress import ProgressCallback, progress_or_default
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,13 @@ def evaluate(
     head: Classifier | None = None,
     batch: int = 256,
     workers: int = 0,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Accuracy:
     """The accuracy of a model, or of a composition, on a split; class weights from prompts unless given."""
     _require_labelled(split)
-    head = head or encoder_of(model).class_weights(split.classes, told=told)
-    found = answers(model, split, head=head, batch=batch, workers=workers, told=told)
+    progress = progress_or_default(progress)
+    head = head or encoder_of(model).class_weights(split.classes, progress=progress)
+    found = answers(model, split, head=head, batch=batch, workers=workers, progress=progress)
     return accuracy(found, split, notes=head.notes)
 
 
@@ -81,16 +82,16 @@ def answers(
     batch: int = 256,
     workers: int = 0,
     cache: FeatureCache | None = None,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Tensor:
     """For every picture of a split, in order, the class that a model says it is."""
     _require_labelled(split)
     encoder = encoder_of(model)
-    head = head or encoder.class_weights(split.classes, told=told)
+    head = head or encoder.class_weights(split.classes, progress=progress)
     _require_same_classes(head, split)
     device = next(iter(encoder.parameters())).device
     if cache is not None:
-        whole = features(model, split, batch=batch, workers=workers, cache=cache, told=told)[0]
+        whole = features(model, split, batch=batch, workers=workers, cache=cache, progress=progress)[0]
         seen = iter(torch.split(whole, batch))
     else:
         seen = passed(model, split, batch=batch, workers=workers)
@@ -101,8 +102,8 @@ def answers(
         _require_finite(logits, split, done)
         found.append(logits.argmax(-1).cpu())
         done += len(piece)
-        if told:
-            told(split.name, done, len(split))
+        if progress:
+            progress(split.name, done, len(split))
     return torch.cat(found)
 
 

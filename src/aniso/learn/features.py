@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition
-from aniso.data import Batches, Split
+from aniso.data import Batches, Split, content_hash
 from aniso.errors import AnisoError
-from aniso.learn.inside import encoder_of
+from aniso.learn.unwrap import encoder_of
 from aniso.models import Encoder
-from aniso.models.cache import usual_place
+from aniso.progress import ProgressCallback, progress_or_default
 from aniso.vectors import Bank
 from aniso.weights import SafetensorsFile, save_safetensors
-from aniso.weights.files import RawFile, Told
+from aniso.weights.caches import cache_directory
+from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 _VERSION = "2"
@@ -60,7 +60,7 @@ class FeatureCache:
 
     @classmethod
     def usual(cls) -> FeatureCache:
-        return cls(usual_place("features"))
+        return cls(cache_directory("features"))
 
     def get(self, key: str) -> Tensor | None:
         """What was kept under a key; a damaged file is as good as none."""
@@ -116,7 +116,7 @@ def features(
     batch: int = 256,
     workers: int = 0,
     cache: FeatureCache | None = None,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Views x pictures x width, not normalised; chance in views is drawn by (seed, view, picture)."""
     cache = cache or FeatureCache(None)
@@ -124,13 +124,13 @@ def features(
     found = cache.get(key) if key else None
     if found is not None:
         return found
+    progress = progress_or_default(progress)
     total = views * len(split)
     rows: list[Tensor] = []
     for number in range(views):
         for piece in passed(model, split, view, seed=seed, number=number, batch=batch, workers=workers):
             rows.append(piece.float().cpu())
-            if told:
-                told(f"features of {split.name}", sum(map(len, rows)), total)
+            progress(f"features of {split.name}", sum(map(len, rows)), total)
     made = torch.cat(rows).view(views, len(split), -1)
     cache.put(key, made)
     return made
@@ -163,13 +163,5 @@ def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> st
     encoder = encoder_of(model)
     pixels = asdict(encoder.transforms.pixels)
     drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
-    own = {"pictures": pictures_hash(split), "pixels": str(pixels), "view": drawn, "version": _VERSION}
+    own = {"pictures": content_hash(split), "pixels": str(pixels), "view": drawn, "version": _VERSION}
     return combined_hash({**identity(model), "config": encoder.config_words, **own})
-
-
-def pictures_hash(split: Split) -> str:
-    """Of what is in their files: under the same name there may be another one tomorrow."""
-    pictures = hashlib.sha256()
-    for index, number in enumerate(split.keys):
-        pictures.update(f"{number} ".encode() + hashlib.sha256(split.images.content(index)).digest())
-    return pictures.hexdigest()

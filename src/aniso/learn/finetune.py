@@ -10,15 +10,15 @@ from torch import nn
 
 from aniso.compose import Tangent
 from aniso.data import Labelled
+from aniso.learn._training.loop import Row
+from aniso.learn._training.trainable import Trainable
 from aniso.learn.fit import fit
-from aniso.learn.loop import Row
 from aniso.learn.objectives import CrossEntropy
 from aniso.learn.schedule import Schedule
-from aniso.learn.trained import Trained
 from aniso.models import Encoder, Wrapped
+from aniso.progress import ProgressCallback
 from aniso.vectors.block import tied_names
 from aniso.weights import TensorMap
-from aniso.weights.files import Told
 
 PAPER = Schedule(epochs=10, lr=1e-5)
 """The paper's recipe for CLIP; epochs differ by data set, see ``epochs`` in the cards."""
@@ -45,14 +45,14 @@ def finetune(
     resume: bool = False,
     allow_env_change: bool = False,
     workers: int = 0,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
     epoch_done: Callable[[Row], None] | None = None,
 ) -> Tuned:
     """Train the image encoder, with class weights from prompts as a frozen head; the last epoch is kept.
 
     The other options are those of ``fit``.
     """
-    trained = Trained.weights(encoder, linearised=linearised)
+    trained = Trainable.weights(encoder, linearised=linearised)
     done = fit(
         trained,
         CrossEntropy(split),
@@ -62,7 +62,7 @@ def finetune(
         resume=resume,
         allow_env_change=allow_env_change,
         workers=workers,
-        told=told,
+        progress=progress,
         epoch_done=epoch_done,
     )
     return Tuned(
@@ -70,7 +70,7 @@ def finetune(
     )
 
 
-def tuned_weights(encoder: Wrapped, trained: Trained) -> TensorMap:
+def tuned_weights(encoder: Wrapped, trained: Trainable) -> TensorMap:
     """All of the model's weights, those that were trained as they are now."""
     moved = trained.model.tuned() if isinstance(trained.model, Tangent) else trained.copied()
     tied = tied_names(encoder.weight_source())  # all names of a tensor get what was trained under one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from aniso.compose import Coefficients, Composition
-from aniso.data import Passages, Unlabelled
-from aniso.errors import NumericalError, StoppedError, UsageError, printable
+from aniso.data import IMAGES, ImageLists, Labelled, Split, TextDataset, Unlabelled, content_hash
+from aniso.errors import InputError, NumericalError, StoppedError, UsageError, printable
+from aniso.learn._training.interrupt import Interrupt
+from aniso.learn._training.loop import Loop, Row
+from aniso.learn._training.trainable import Trainable
+from aniso.learn._training.training_checkpoint import TrainingCheckpoints, require_same
 from aniso.learn.keep import Keep, Last
-from aniso.learn.loop import Loop, Row
 from aniso.learn.objectives import Objective, Term
 from aniso.learn.schedule import Schedule
-from aniso.learn.state import States, require_same
-from aniso.learn.stop import Stop
-from aniso.learn.trained import Trained
+from aniso.progress import ProgressCallback, progress_or_default
 from aniso.weights.atomic import locked, make_directory, require_space, write_text
-from aniso.weights.files import Told
 
 METRICS = "metrics.jsonl"
 
@@ -45,7 +45,7 @@ class Fit:
 
 
 def fit(
-    model: Composition | Trained,
+    model: Composition | Trainable,
     objective: Objective | Term,
     schedule: Schedule,
     *,
@@ -56,17 +56,18 @@ def fit(
     allow_env_change: bool = False,
     workers: int = 0,
     online: bool = False,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
     epoch_done: Callable[[Row], None] | None = None,
 ) -> Fit:
-    """Minimise an objective over a composition's coefficients, or over what ``Trained`` says.
+    """Minimise an objective over a composition's coefficients, or over what ``Trainable`` says.
 
     ``keep`` chooses the epoch, the last one if not said. With a ``directory`` the run leaves a state there
     after every epoch and when it is interrupted; ``resume`` goes on from it, and ends with the very same
     numbers as if nothing had happened. ``online`` goes through the pictures once, as they come, and answers
     before it learns from each batch. ``epoch_done`` is called with every epoch's row.
     """
-    trained = Trained.coefficients(model) if isinstance(model, Composition) else model
+    progress = progress_or_default(progress)
+    trained = Trainable.coefficients(model) if isinstance(model, Composition) else model
     whole = objective if isinstance(objective, Objective) else objective * 1.0
     _require_sense(whole, trained)
     _require_whole_batches(whole, schedule)
@@ -75,23 +76,21 @@ def fit(
         _require_one_stream(whole)
     keep = keep or Last()
     loop = Loop(trained, whole, schedule, keep, seed=seed, workers=workers, online=online)
-    circumstances = _circumstances(trained, whole, schedule, keep, seed, online)
     notes: list[str] = []
     if directory is None:
-        for row in loop.run(told or _silent, lambda: None):
+        for row in loop.run(progress, lambda: None):
             _tell(epoch_done, row)
     else:
-        run = _Run(Path(directory), loop, circumstances)
+        images = _images(whole, keep)
+        circumstances = _circumstances(trained, whole, schedule, keep, seed, online)
+        circumstances["content"] = {s.name: content_hash(s, progress) for s in images}
+        run = _Run(Path(directory), loop, circumstances, images)
         with run.held():
             notes += run.begin(resume=resume, allow_env_change=allow_env_change)
-            run.go(told or _silent, lambda row: _tell(epoch_done, row))
+            run.go(progress, lambda row: _tell(epoch_done, row))
     kept = next(row["epoch"] for row in loop.history if row["kept"])
     coefficients = model.coefficients if isinstance(model, Composition) else None
     return Fit(tuple(loop.history), kept, coefficients, (*notes, *_doubts(loop.history)), loop.answers)
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass
 
 
 def _tell(listener: Callable[[Row], None] | None, row: Row) -> None:
@@ -99,7 +98,7 @@ def _tell(listener: Callable[[Row], None] | None, row: Row) -> None:
         listener(row)
 
 
-def _require_sense(objective: Objective, trained: Trained) -> None:
+def _require_sense(objective: Objective, trained: Trainable) -> None:
     if not objective.data_terms:
         raise UsageError("OBJECTIVE", "there is no split to learn from", fix="add CrossEntropy(split)")
     if objective.value_terms and trained.slots is None:
@@ -108,13 +107,13 @@ def _require_sense(objective: Objective, trained: Trained) -> None:
             f"'{objective.value_terms[0][1].name}' is about coefficients, but weights are trained",
             fix="leave that term out",
         )
-    lengths = {term.split.length for _, term in objective.data_terms if isinstance(term.split, Passages)}
+    lengths = {term.split.length for _, term in objective.data_terms if isinstance(term.split, TextDataset)}
     if len(lengths) > 1:
         raise UsageError(
             "OBJECTIVE",
             "texts of one objective go through the model together, and these are cut to different lengths",
             found=", ".join(map(str, sorted(lengths))),
-            fix=f"passages(…, length={max(lengths)}) for all of them",
+            fix=f"text_dataset(…, length={max(lengths)}) for all of them",
         )
     names = [term.name for _, term in objective.parts]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -127,7 +126,7 @@ def _require_sense(objective: Objective, trained: Trained) -> None:
 
 
 def _circumstances(
-    trained: Trained, objective: Objective, schedule: Schedule, keep: Keep, seed: int, online: bool
+    trained: Trainable, objective: Objective, schedule: Schedule, keep: Keep, seed: int, online: bool
 ) -> dict[str, Any]:
     what = {
         "trained": trained.identity,
@@ -141,6 +140,12 @@ def _circumstances(
     around = {"aniso": version("aniso"), "torch": torch.__version__, "device": device}
     # sums are taken in another order by another number of threads
     return {"what": what, "environment": {**around, "threads": torch.get_num_threads()}}
+
+
+def _images(objective: Objective, keep: Keep) -> list[Split]:
+    """The splits of images that coefficients depend on. Of texts the manifest has the content already."""
+    used = [*(term.split for _, term in objective.data_terms), *keep.splits]
+    return [split for split in used if isinstance(split, Labelled | Unlabelled)]
 
 
 def _doubts(history: list[Row]) -> list[str]:
@@ -188,10 +193,13 @@ def _require_one_stream(objective: Objective) -> None:
 class _Run:
     """A loop with a directory of its own: state after every epoch, and before being interrupted."""
 
-    def __init__(self, directory: Path, loop: Loop, circumstances: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, loop: Loop, circumstances: dict[str, Any], images: list[Split]
+    ) -> None:
         self._directory = directory
+        self._images = images
         self._loop = loop
-        self._states = States(directory)
+        self._states = TrainingCheckpoints(directory)
         # through JSON and back, as it is compared with what was read
         self._circumstances: dict[str, Any] = json.loads(json.dumps(circumstances))
         self._notes: list[str] = []
@@ -213,18 +221,34 @@ class _Run:
                 fix="add --resume to go on with it, or name another directory",
             )
         state, notes = self._states.newest()
-        if state is not None:
+        lists = ImageLists(self._directory / IMAGES)
+        if state is None:
+            lists.keep(self._images)
+        else:
             was = state.facts.get("circumstances", {})
             moved = require_same(was, self._circumstances, environment=allow_env_change)
+            self._require_same_images(was.get("content", {}), lists)
             self._notes = [*state.facts.get("notes", []), *(f"gone on with elsewhere: {m}" for m in moved)]
             self._loop.restore(state)
             self._write_metrics()
         return [*notes, *self._notes]
 
-    def go(self, told: Told, row_done: Callable[[Row], None]) -> None:
-        with Stop() as stop:
+    def _require_same_images(self, before: Mapping[str, str], lists: ImageLists) -> None:
+        """Images that were replaced under the same name make it another run; the files are named."""
+        now = self._circumstances["content"]
+        other = [split for split in self._images if before.get(split.name) not in (None, now[split.name])]
+        if other:
+            raise InputError(
+                "RUN-CHANGED",
+                "images changed since the run was begun",
+                changed=[name for split in other for name in lists.changes(before[split.name], split)],
+                fix="restore these files, or start a new run in another directory",
+            )
+
+    def go(self, progress: ProgressCallback, row_done: Callable[[Row], None]) -> None:
+        with Interrupt() as stop:
             try:
-                for row in self._loop.run(told, stop.check):
+                for row in self._loop.run(progress, stop.check):
                     self._save()
                     row_done(row)
                     stop.check()

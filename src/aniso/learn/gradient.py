@@ -18,12 +18,12 @@ from torch.func import functional_call
 from aniso.data import Batch, Batches
 from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.heads import Classifier
-from aniso.learn.inside import head_for
 from aniso.learn.objectives import DataTerm, Objective, Seen, answered
+from aniso.learn.unwrap import head_for
 from aniso.models import Wrapped
+from aniso.progress import ProgressCallback
 from aniso.vectors import Bank, Block, TaskVector
 from aniso.vectors.block import tied_names
-from aniso.weights.files import Told
 
 
 @final
@@ -50,7 +50,7 @@ def weight_gradient(
     batch: int = 64,
     seed: int = 0,
     workers: int = 0,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> WeightGradient:
     """Every term's mean over all its pictures, seen once each as they are in training."""
     if not objective.data_terms:
@@ -75,8 +75,8 @@ def weight_gradient(
                 _require_finite(loss, term, pictures)
                 loss.backward()  # type: ignore[no-untyped-call]
                 done += len(pictures)
-                if told:
-                    told(f"gradient on {term.split.name}", done, len(term.split))
+                if progress:
+                    progress(f"gradient on {term.split.name}", done, len(term.split))
     finally:
         encoder.train(before)
     return WeightGradient(encoder, {name: _gradient(leaf) for name, leaf in leaves.items()})

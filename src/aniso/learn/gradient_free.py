@@ -21,13 +21,13 @@ from torch import Tensor
 from aniso.compose import Composition
 from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
+from aniso.learn._training.loop import Row
+from aniso.learn._training.validation import Validation, worth
 from aniso.learn.fit import Fit
-from aniso.learn.gauge import Gauge, worth
-from aniso.learn.inside import head_for
 from aniso.learn.keep import Keep, Last
-from aniso.learn.loop import Row
 from aniso.learn.objectives import Objective, Seen, Term, answered
-from aniso.weights.files import Told
+from aniso.learn.unwrap import head_for
+from aniso.progress import ProgressCallback
 
 LOOKS = 10
 """How often on the way it is measured what the best so far is worth."""
@@ -46,7 +46,7 @@ def evolve(
     keep: Keep | None = None,
     seed: int = 0,
     workers: int = 0,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
     look_done: Callable[[Row], None] | None = None,
 ) -> Fit:
     """Minimise an objective over coefficients from ``-bound`` to ``bound`` with so many evaluations.
@@ -77,8 +77,8 @@ def evolve(
                 done += 1
                 if best is None or loss < best[0]:
                     best = (loss, values)
-            if told:
-                told("evaluations", done, evaluations)
+            if progress:
+                progress("evaluations", done, evaluations)
             if done * LOOKS // evaluations > before * LOOKS // evaluations and best is not None:
                 _put(composition, best[1])
                 looks.take(done, best[0])
@@ -107,7 +107,7 @@ class _Looks:
     def __init__(self, composition: Composition, keep: Keep, workers: int) -> None:
         self._composition = composition
         self._keep = keep
-        self._gauge = Gauge(composition, keep, workers=workers)
+        self._gauge = Validation(composition, keep, workers=workers)
         self._values: list[Tensor] = []
         self._read: tuple[str, ...] = ()
         self.history: list[Row] = []
@@ -179,7 +179,7 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
             loss = float(term.loss(Seen(own, answered(head, own), labels)))
             total += weight * loss * len(pictures) / len(term.split)
     for weight, value_term in objective.value_terms:
-        total += weight * float(value_term.loss(composition.values, composition.slots))
+        total += weight * float(value_term.loss(composition.values, composition.index))
     if not abs(total) < float("inf"):
         raise NumericalError(
             "LEARN-NONFINITE", f"the loss of a try is {total}", fix="a smaller bound, or look at the pictures"

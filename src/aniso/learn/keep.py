@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from aniso.data import Labelled, Passages
+from aniso.data import Labelled, TextDataset
 from aniso.errors import UsageError, printable
 
 Measured = Mapping[str, float]
@@ -20,7 +20,7 @@ class Keep(ABC):
 
     @property
     @abstractmethod
-    def splits(self) -> tuple[Labelled | Passages, ...]: ...
+    def splits(self) -> tuple[Labelled | TextDataset, ...]: ...
 
     @abstractmethod
     def choose(self, history: Sequence[Measured]) -> int:
@@ -58,10 +58,12 @@ class Best(Keep):
     Of texts it is the likelihood of a token that counts, one by the perplexity.
     """
 
-    _splits: tuple[Labelled | Passages, ...]
+    _splits: tuple[Labelled | TextDataset, ...]
     references: Mapping[str, float] = field(default_factory=dict)
 
-    def __init__(self, *splits: Labelled | Passages, references: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, *splits: Labelled | TextDataset, references: Mapping[str, float] | None = None
+    ) -> None:
         object.__setattr__(self, "_splits", _chosen_by(splits))
         object.__setattr__(self, "references", dict(references or {}))
         low = {name: value for name, value in self.references.items() if not value > 0}
@@ -78,7 +80,7 @@ class Best(Keep):
             )
 
     @property
-    def splits(self) -> tuple[Labelled | Passages, ...]:
+    def splits(self) -> tuple[Labelled | TextDataset, ...]:
         return self._splits
 
     def choose(self, history: Sequence[Measured]) -> int:
@@ -127,15 +129,15 @@ class Lowest(Keep):
         return {"keep": "lowest", **_identity(self.splits), "floor": self.floor, "stop": self.stop}
 
 
-def _identity(splits: Sequence[Labelled | Passages]) -> dict[str, Any]:
+def _identity(splits: Sequence[Labelled | TextDataset]) -> dict[str, Any]:
     classes = [split.classes.key for split in splits if isinstance(split, Labelled)]
     return {"splits": [split.manifest for split in splits], "classes": classes}
 
 
-def _chosen_by(splits: Sequence[Labelled | Passages]) -> tuple[Labelled | Passages, ...]:
+def _chosen_by(splits: Sequence[Labelled | TextDataset]) -> tuple[Labelled | TextDataset, ...]:
     """Splits with labels that a choice may be made by."""
     for split in splits:
-        if not isinstance(split, Labelled | Passages) or not len(split):
+        if not isinstance(split, Labelled | TextDataset) or not len(split):
             raise UsageError(
                 "KEEP",
                 "an epoch is chosen by texts, or by pictures with labels, at least one",

@@ -10,19 +10,19 @@ from typing import final
 import torch
 from torch import nn
 
-from aniso.data import Batches, Passages
-from aniso.data.passages import Example, Padded
+from aniso.data import Batches, TextDataset
+from aniso.data.text_dataset import Example, Padded
 from aniso.errors import InputError, NumericalError, printable
-from aniso.learn.inside import language_model_of
+from aniso.learn.unwrap import language_model_of
 from aniso.models import LanguageModel
-from aniso.weights.files import Told
+from aniso.progress import ProgressCallback
 
 LENGTH = 512
 
 
 @final
 @dataclass(frozen=True)
-class Guessed:
+class LanguageScore:
     """How well tokens were guessed, each from those before it."""
 
     lost: float
@@ -45,9 +45,9 @@ class Guessed:
         return math.exp(-self.loss)
 
 
-def passages(
+def text_dataset(
     model: LanguageModel, examples: Sequence[Example], name: str, role: str = "", *, length: int | None = None
-) -> Passages:
+) -> TextDataset:
     """Examples as rows of tokens, none longer than ``length``, or than the model can read."""
     length = min(LENGTH, model.longest) if length is None else length
     rows, places, short = [], [], []
@@ -65,7 +65,7 @@ def passages(
     if short:
         often = "1 example is" if len(short) == 1 else f"{len(short)} examples are"
         notes = (f"{often} longer than {length} tokens and cut, first: {_name(short[0])}",)
-    made = Passages(name, rows, places, length, role, notes)
+    made = TextDataset(name, rows, places, length, role, notes)
     _require_guesses(made)
     return made
 
@@ -75,7 +75,7 @@ def _name(where: str) -> str:
     return where.rpartition("/")[2]
 
 
-def _require_guesses(made: Passages) -> None:
+def _require_guesses(made: TextDataset) -> None:
     idle = [made.places[i] for i, (_, guessed) in enumerate(made.rows) if not bool((guessed >= 0).any())]
     if idle:
         raise InputError(
@@ -87,14 +87,14 @@ def _require_guesses(made: Passages) -> None:
 
 
 @torch.no_grad()
-def guessed(
+def evaluate_lm(
     model: nn.Module,
-    split: Passages,
+    split: TextDataset,
     *,
-    batch: int = Passages.at_once,
+    batch: int = TextDataset.at_once,
     workers: int = 0,
-    told: Told | None = None,
-) -> Guessed:
+    progress: ProgressCallback | None = None,
+) -> LanguageScore:
     """How well a model, or a composition, guesses a split."""
     device = next(language_model_of(model).parameters()).device
     before = model.training
@@ -104,8 +104,8 @@ def guessed(
         for texts in Batches(split, Padded(split.length), size=batch, workers=workers):
             total += model(texts.views[0].to(device)).double().sum(0).cpu()
             done += len(texts)
-            if told:
-                told(split.name, done, len(split))
+            if progress:
+                progress(split.name, done, len(split))
     finally:
         model.train(before)
     lost, tokens, right = total.tolist()
@@ -115,4 +115,4 @@ def guessed(
             f"the loss on {split.name} is {lost}",
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )
-    return Guessed(lost, int(tokens), int(right))
+    return LanguageScore(lost, int(tokens), int(right))

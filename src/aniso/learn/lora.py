@@ -10,9 +10,9 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from aniso.data import draw
+from aniso.data import sampling
 from aniso.errors import UsageError
-from aniso.learn.trained import Trained
+from aniso.learn._training.trainable import Trainable
 from aniso.models import LanguageModel, Wrapped
 from aniso.vectors import Kind
 from aniso.weights.atomic import atomic_directory
@@ -26,7 +26,7 @@ ALPHA = 32
 class Adapter:
     """Low-rank updates of attention and MLP matrices; ``trained`` is what ``fit`` takes."""
 
-    trained: Trained
+    trained: Trainable
     _wrapped: Any
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
@@ -53,7 +53,9 @@ def adapter(
     own = copy.deepcopy(encoder)
     targets = _targets(own, layers)
     with torch.random.fork_rng([]):
-        torch.manual_seed(draw.number("lora", seed))  # PEFT draws the first factors from torch's own chance
+        torch.manual_seed(
+            sampling.number("lora", seed)
+        )  # PEFT draws the first factors from torch's own chance
         config = peft.LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=_inputs_first(own)
         )
@@ -63,7 +65,7 @@ def adapter(
     own_words = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
     own_words |= {} if layers == "both" else {"layers": layers}
     identity = {**encoder.identity(), **own_words}
-    return Adapter(Trained(own, tensors, identity), wrapped)
+    return Adapter(Trainable(own, tensors, identity), wrapped)
 
 
 def _inputs_first(encoder: Wrapped) -> bool:

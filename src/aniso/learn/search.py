@@ -10,9 +10,9 @@ import torch
 
 from aniso.compose import Coefficients, Composition
 from aniso.errors import UsageError
-from aniso.learn.gauge import Gauge, worth
+from aniso.learn._training.validation import Validation, worth
 from aniso.learn.keep import Keep
-from aniso.weights.files import Told
+from aniso.progress import ProgressCallback, progress_or_default
 
 POINTS = tuple(i / 20 for i in range(21))
 """The usual grid: 0 to 1 in steps of a twentieth."""
@@ -39,7 +39,7 @@ def search(
     points: Sequence[float] = POINTS,
     *,
     workers: int = 0,
-    told: Told | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Search:
     """Try every scale on the splits of a keep rule; the composition is left at the one it chooses.
 
@@ -52,14 +52,14 @@ def search(
             found=f"{len(keep.splits)} splits, first scale {points[0] if points else 'none'}",
             fix="keep=Best(task.val), points=(0, 0.1, …)",
         )
-    gauge = Gauge(composition, keep, workers=workers)
+    progress = progress_or_default(progress)
+    gauge = Validation(composition, keep, workers=workers)
     tried: list[tuple[float, dict[str, float]]] = []
     for n, scale in enumerate(points):
         _fill(composition, scale)
         found = dict(worth(gauge.read()))
         tried.append((float(scale), found))
-        if told:
-            told("scales", n + 1, len(points))
+        progress("scales", n + 1, len(points))
         if keep.ends([measured for _, measured in tried]):
             break
     kept = keep.choose([measured for _, measured in tried])

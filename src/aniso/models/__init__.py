@@ -4,7 +4,7 @@ from aniso.models.cache import WeightsCache
 from aniso.models.encoder import Encoder
 from aniso.models.head import ClassWeights
 from aniso.models.language_model import LanguageModel, load_language_model
-from aniso.models.load import load_model, mini_bank, mini_directory
+from aniso.models.load import list_models, load_model, mini_directory
 from aniso.models.wrapped import Wrapped
 
 __all__ = [
@@ -15,6 +15,6 @@ __all__ = [
     "Wrapped",
     "ClassWeights",
     "WeightsCache",
-    "mini_bank",
+    "list_models",
     "mini_directory",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +10,12 @@ from aniso.classes import ClassList
 from aniso.errors import AnisoError
 from aniso.models.head import ClassWeights
 from aniso.weights import SafetensorsFile, save_safetensors
+from aniso.weights.caches import cache_directory
 from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import tensor_hash
 from aniso.weights.jsontext import parse_object
 
 _VERSION = "1"
-
-
-def usual_place(what: str) -> Path | None:
-    """A directory below ``$ANISO_CACHE``, or below ``aniso`` in the user's cache directory; None without."""
-    said = os.environ.get("ANISO_CACHE")
-    home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
-    try:
-        return home.expanduser() / what
-    except RuntimeError:  # no home
-        return None
 
 
 @dataclass(frozen=True)
@@ -36,7 +26,7 @@ class WeightsCache:
 
     @classmethod
     def usual(cls) -> WeightsCache:
-        return cls(usual_place("class-weights"))
+        return cls(cache_directory("class-weights"))
 
     def get(self, key: str, classes: ClassList) -> ClassWeights | None:
         """What was kept under a key; a damaged file is as good as none."""

@@ -2,84 +2,169 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import InputError, UnsafeError, UsageError, printable
+from aniso.models.architectures import IMAGE_CLASSIFIER
 from aniso.models.encoder import Encoder, Family
-from aniso.models.hugging_face import pixels_of
-from aniso.models.loading import building, fill, filled, needs, network_of
+from aniso.models.hugging_face import bounded, fitting_pixels
+from aniso.models.input_size import require_input_size
+from aniso.models.loading import building, built, fill, filled, needs, network_of
+from aniso.models.settings import Limits, Settings
 from aniso.models.transforms import Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
-
-# arguments of timm's own that would open a file, or choose one
-_TIMMS_OWN = (
-    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
-    "checkpoint_path", "cache_dir", "num_classes",
-)  # fmt: skip
 
 
 def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder:
     """A transformers classifier (ViT, ResNet, ConvNeXt, ...), or one that timm pushed to the hub."""
     said = read_json(path / "config.json")
-    if "architecture" in said and "model_type" not in said:
-        return load_timm(str(said["architecture"]), path if weights is None else weights, name, said)
-    network: Any = network_of(
-        path,
-        said,
-        lambda library, config: library.AutoModelForImageClassification,
-        what="model that gives image features",
-        expected="a CLIP or an image classifier",
-    )
-    network = filled(network, open_weights(path if weights is None else weights))
-    labels = {int(i): str(label) for i, label in network.config.id2label.items()}
-    classes = tuple(labels[i] for i in sorted(labels))
+    if _is_timm(said):
+        return _timm_directory(path, said, path if weights is None else weights, name)
+    _require_library()
+    IMAGE_CLASSIFIER.require(said.get("model_type"), path)
+    source = open_weights(path if weights is None else weights)
+    network: Any = filled(network_of(path, said, IMAGE_CLASSIFIER, source), source)
     _require_one_head(network)
-    family = Family(_features, own_head=_own_head, own_classes=classes)
+    family = Family(_features, own_head=_own_head, own_classes=_class_names(network.config))
     config, _ = transformers_config(said)
-    return Encoder(name, network.float(), family, pixels_of(path, network), config)
+    return Encoder(name, network.float(), family, fitting_pixels(path, network), config)
 
 
-def load_timm(
-    architecture: str, weights: Ref | None, name: str, said: dict[str, Any] | None = None
-) -> Encoder:
-    """A timm classifier by its name, with weights from a file, a directory or a hub id."""
-    try:
-        import timm
-    except ImportError:
-        raise needs("openclip", "timm") from None
-    said = said or {}
+def _class_names(config: Any) -> tuple[str, ...]:
+    """Return the names of a classifier's classes, or their numbers where it has none, as PVT's files do."""
+    if config.id2label is None:
+        return tuple(str(i) for i in range(config.num_labels or 0))
+    labels = {int(i): str(label) for i, label in config.id2label.items()}
+    return tuple(labels[i] for i in sorted(labels))
+
+
+def _is_timm(said: Mapping[str, Any]) -> bool:
+    """Whether a directory holds a timm model, as timm pushes it to the hub or as transformers wraps it."""
+    return said.get("model_type") == "timm_wrapper" or ("architecture" in said and "model_type" not in said)
+
+
+def _timm_directory(path: Path, said: dict[str, Any], weights: Ref, name: str) -> Encoder:
+    """Load a timm model from a directory: a registered architecture with plain settings."""
+    file, architecture = printable(path / "config.json"), str(said.get("architecture"))
+    if set(architecture) & set("/:\\"):
+        raise UnsafeError(
+            "DIR-CONFIG",
+            f"'{file}' asks for a model from elsewhere, which might bring code of its own",
+            key="architecture",
+            found=printable(architecture),
+            expected="an architecture of timm's",
+            fix="use a model whose configuration names known architectures",
+        )
+    _timm()
+    source = open_weights(weights)
+    settings = Settings(file, Limits.of(source))
+    pixels = settings.plain(_some(said.get("pretrained_cfg"), _TIMM_PIXELS), "pretrained_cfg.")
+    for part in ("pretrained_cfg", "model_args"):
+        settings.require_no_reference(said.get(part), f"{part}.")
+    settings.require_no_reference({key: said[key] for key in said if key not in _TIMM_PARTS}, "")
+    with building(name):
+        arguments = settings.plain(dict(said.get("model_args") or {}), "model_args.")
+        arguments = {key: arguments[key] for key in arguments if key not in _TIMM_RUNTIME}
+    classes = settings.value("num_classes", said.get("num_classes"))
+    if classes is not None:
+        arguments["num_classes"] = classes
+    labels = said.get("label_names") or list(_some(said.get("id2label")).values())
+    names = tuple(str(label) for label in labels) if isinstance(labels, list) else ()
+    return _timm_encoder(architecture, source, name, arguments, pixels, names)
+
+
+_TIMM_PARTS = ("pretrained_cfg", "model_args", "label_names", "label_descriptions", "id2label", "label2id")
+_TIMM_RUNTIME = ("device", "dtype", "scriptable", "exportable", "no_jit")  # where and how, not what
+_TIMM_PIXELS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+def _some(said: object, keys: Collection[str] | None = None) -> dict[str, Any]:
+    """The entries of an object that are asked for; of anything else, none."""
+    if not isinstance(said, dict):
+        return {}
+    return {key: said[key] for key in said if keys is None or key in keys}
+
+
+def load_timm(architecture: str, weights: Ref | None, name: str) -> Encoder:
+    """Load a timm classifier by its name, with weights from a file, a directory or a hub id."""
+    _timm()
     if weights is None:
         raise UsageError(
             "MODEL-WEIGHTS", f"which weights should {architecture} have?", fix="weights='timm/NAME' or a file"
         )
-    source = open_weights(weights)
+    return _timm_encoder(architecture, open_weights(weights), name, {}, {}, ())
+
+
+def _timm_encoder(
+    architecture: str,
+    source: WeightSource,
+    name: str,
+    arguments: Mapping[str, Any],
+    pixels: Mapping[str, Any],
+    classes: tuple[str, ...],
+) -> Encoder:
+    timm = _timm()
     if architecture not in timm.list_models():
         raise UsageError(
             "MODEL-NAME", f"timm has no model '{printable(architecture)}'", fix="timm.list_models()"
         )
     with building(name):
-        settings = dict(said.get("model_args") or {})
-        settings = {key: settings[key] for key in settings if key not in _TIMMS_OWN}
-        settings["num_classes"] = said.get("num_classes", _rows_of_head(source) or 1000)
-        network: Any = timm.create_model(architecture, pretrained=False, **settings)
+        settings = {"num_classes": _rows_of_head(source) or 1000, **arguments}
+        own = built(source, lambda: timm.create_model(architecture, pretrained=False, **settings))
+        sizes = bounded(name, _timm_pixels(own, pixels))
+        usual = _timm_pixels(own, {}).size
+        require_input_size(name, own, sizes.size, usual)
+    network = _Prefixed(own) if any(key.startswith(_PREFIX) for key in source.tensors) else own
     fill(network, source)
-    with building(name):
-        pixels = _timm_pixels(network, said.get("pretrained_cfg") or {})
-    classes = tuple(str(n) for n in said.get("label_names") or ()) or tuple(
-        str(i) for i in range(network.num_classes)
-    )
+    classes = classes or tuple(str(i) for i in range(own.num_classes))
     _require_one_head(network)
-    return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), pixels)
+    return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), sizes)
+
+
+_PREFIX = "timm_model."
+
+
+class _Prefixed(nn.Module):
+    """A timm network under the names that transformers writes for its wrapper of it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.timm_model = network
+
+    def forward(self, images: Tensor) -> Any:
+        return self.timm_model(images)
+
+    def get_classifier(self) -> Any:
+        network: Any = self.timm_model
+        return network.get_classifier()
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise needs("openclip", "timm") from None
+    return timm
+
+
+def _require_library() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise needs("hf", "transformers") from None
 
 
 def _rows_of_head(source: WeightSource) -> int | None:
     """How many classes the weights know, by the names timm has for a head."""
     names = ("head.weight", "fc.weight", "classifier.weight", "head.fc.weight")
-    return next((source.tensors[name].shape[0] for name in names if name in source.tensors), None)
+    keys = (*names, *(f"{_PREFIX}{name}" for name in names))
+    shapes = [source.tensors[key].shape for key in keys if key in source.tensors]
+    return next((shape[0] for shape in shapes if shape), None)
 
 
 def _timm_pixels(network: Any, said: Any) -> Pixels:

@@ -17,8 +17,8 @@ from aniso.models.cache import WeightsCache
 from aniso.models.head import ClassWeights, of_prompts
 from aniso.models.transforms import Pixels, Transforms
 from aniso.models.wrapped import Wrapped
+from aniso.progress import ProgressCallback
 from aniso.vectors.block import Kind
-from aniso.weights.files import Told
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 from aniso.weights.source import ModelConfig
 
@@ -94,11 +94,11 @@ class Encoder(Wrapped):
         return self.family.text is not None and self.family.tokens is not None
 
     @torch.no_grad()
-    def text_features(self, texts: Sequence[str], told: Told | None = None) -> Tensor:
+    def text_features(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Tensor:
         """One row per text, not normalised."""
-        return self._texts(texts, told)[0]
+        return self._texts(texts, progress)[0]
 
-    def _texts(self, texts: Sequence[str], told: Told | None) -> tuple[Tensor, list[int]]:
+    def _texts(self, texts: Sequence[str], progress: ProgressCallback | None) -> tuple[Tensor, list[int]]:
         if self.family.text is None or self.family.tokens is None:
             raise UsageError(
                 "MODEL-TEXT",
@@ -111,13 +111,17 @@ class Encoder(Wrapped):
             ids, short = self.family.tokens(texts[start : start + _TEXTS])
             rows.append(self.family.text(self._network, ids.to(device)).float().cpu())
             cut += [start + i for i in short]
-            if told:
-                told("class weights", min(start + _TEXTS, len(texts)), len(texts))
+            if progress:
+                progress("class weights", min(start + _TEXTS, len(texts)), len(texts))
         return torch.cat(rows), cut
 
     @torch.no_grad()
     def class_weights(
-        self, classes: ClassList, *, cache: WeightsCache | None = None, told: Told | None = None
+        self,
+        classes: ClassList,
+        *,
+        cache: WeightsCache | None = None,
+        progress: ProgressCallback | None = None,
     ) -> ClassWeights:
         """Class weights from prompts; for a classifier without text, its own head's rows by class name.
 
@@ -130,13 +134,13 @@ class Encoder(Wrapped):
         found = cache.get(key, classes) if key else None
         if found is not None:
             return found
-        made = self._made(classes, told)
+        made = self._made(classes, progress)
         cache.put(key, made)
         return made
 
-    def _made(self, classes: ClassList, told: Told | None) -> ClassWeights:
+    def _made(self, classes: ClassList, progress: ProgressCallback | None) -> ClassWeights:
         texts = [text for row in classes.texts() for text in row]
-        features, cut = self._texts(texts, told)
+        features, cut = self._texts(texts, progress)
         notes = (
             (f"{len(cut)} prompts were too long and cut, first: {printable(texts[cut[0]])}",) if cut else ()
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -12,44 +11,46 @@ from typing import Any, final
 from torch import Tensor
 
 from aniso.errors import InputError, printable
+from aniso.models.architectures import CLIP as CLIPS
 from aniso.models.encoder import Encoder, Family
-from aniso.models.loading import building, data_only, fill, needs
+from aniso.models.input_size import require_input_size
+from aniso.models.loading import building, fill, transformers_network
+from aniso.models.tokenizer_file import LateTokenizer, TokenizerError, TokenizerFile, backend_text
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json, transformers_config
 
 CLIP, CLIP_VISION = "clip", "clip_vision_model"
+_WIDEST = 8192  # pixels; the largest models in use take 1,024
 
 
 def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
     """The encoder in a directory; ``weights`` from elsewhere replace its own, as far as they go."""
-    try:
-        from transformers import CLIPConfig, CLIPModel, CLIPVisionConfig, CLIPVisionModelWithProjection
-    except ImportError:
-        raise needs("hf", "transformers") from None
     said = read_json(path / "config.json")
-    config, _ = transformers_config(said)
-    network: Any
+    tuned = None if weights is None else open_weights(weights)
+    whole = tuned if tuned is not None and _has_text(tuned) else open_weights(path)
     with building(path):
-        if said.get("model_type") == CLIP_VISION:
-            network = CLIPVisionModelWithProjection(CLIPVisionConfig.from_dict(data_only(said)))
-            family = Family(_image)
-        else:
-            network = CLIPModel(CLIPConfig.from_dict(data_only(said)))
-            family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
-    _filled(network, open_weights(path) if weights is None else None, path, weights)
+        network = transformers_network(path, said, CLIPS, whole)
+    family = Family(_image)
+    if said.get("model_type") == CLIP:
+        family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
+    _fill(network, whole, path, tuned)
+    config, _ = transformers_config(said)
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
-    return Encoder(name, network.float(), family, pixels_of(path, network), config)
+    return Encoder(name, network.float(), family, fitting_pixels(path, network), config)
 
 
-def _filled(network: Any, own: WeightSource | None, path: Path, weights: Ref | None) -> None:
-    if own is not None:
-        _require_projection(network, own, path)
-        fill(network, own)
+def _has_text(source: WeightSource) -> bool:
+    return any("text_model" in key for key in source.tensors)
+
+
+def _fill(network: Any, whole: WeightSource, path: Path, tuned: WeightSource | None) -> None:
+    """Fill in a whole model, and then, if ``tuned`` is an image encoder alone, that one over it."""
+    if tuned is None:
+        _require_projection(network, whole, path)
+        fill(network, whole)
         return
-    assert weights is not None
-    tuned = open_weights(weights)
     activation = transformers_config(network.config.to_dict())[0].activation
     if tuned.info.config.activation not in (None, activation):
         raise InputError(
@@ -59,11 +60,11 @@ def _filled(network: Any, own: WeightSource | None, path: Path, weights: Ref | N
             found=tuned.info.config.activation,
             fix="choose weights that were tuned from this model",
         )
-    if any("text_model" in key for key in tuned.tensors):
-        fill(network, tuned)
-        return
-    fill(network, open_weights(path))  # an image encoder alone: the rest stays the base's
-    fill(network, tuned, optional=("text_model.", "text_projection.", "logit_scale", "visual_projection."))
+    fill(network, whole)
+    if whole is not tuned:  # an image encoder alone: the rest stays the base's
+        fill(
+            network, tuned, optional=("text_model.", "text_projection.", "logit_scale", "visual_projection.")
+        )
 
 
 def _require_projection(network: Any, own: WeightSource, path: Path) -> None:
@@ -87,6 +88,15 @@ def _text(network: Any, ids: Tensor) -> Tensor:
     return features
 
 
+def fitting_pixels(path: Path, network: Any) -> Pixels:
+    """Return ``pixels_of`` a directory; images of a size that its network does not take are an error."""
+    pixels = pixels_of(path, network)
+    config = getattr(network.config, "vision_config", network.config)
+    built_for = _side(getattr(config, "image_size", None))
+    require_input_size(path, getattr(network, "vision_model", network), pixels.size, built_for)
+    return pixels
+
+
 def pixels_of(path: Path, network: Any) -> Pixels:
     """What the image processor's file says, and CLIP's usual values for what it does not."""
     said = _processor(path)
@@ -106,7 +116,7 @@ def pixels_of(path: Path, network: Any) -> Pixels:
         margin, squash = 1.0 if short == size else size / (short + 0.01), both
     else:
         size, margin, squash = short, 1.0, both or isinstance(resized, int)
-    return Pixels(
+    pixels = Pixels(
         size,
         three(said.get("image_mean")) or CLIP_MEAN,
         three(said.get("image_std")) or CLIP_STD,
@@ -114,6 +124,23 @@ def pixels_of(path: Path, network: Any) -> Pixels:
         "squash" if squash else "shortest",
         margin,
     )
+    return bounded(path, pixels)
+
+
+def bounded(where: object, pixels: Pixels) -> Pixels:
+    """Return what a file says of a model's input; images of absurd size would take all memory when used."""
+    wide = pixels.size / pixels.margin if pixels.margin > 0 else math.inf
+    values = (*pixels.mean, *pixels.std)
+    sizes = 0 < pixels.size <= _WIDEST and wide <= _WIDEST
+    if not sizes or not all(map(math.isfinite, values)) or not all(pixels.std):
+        raise InputError(
+            "DIR-CONFIG",
+            f"'{printable(where)}' prepares images in a way that is not supported",
+            found=printable(f"size {pixels.size}, margin {pixels.margin}, std {pixels.std}"),
+            expected=f"at most {_WIDEST} pixels on a side, and finite values to normalise with",
+            fix="use the model's own library for its images",
+        )
+    return pixels
 
 
 def _require_usual(path: Path, said: dict[str, Any]) -> None:
@@ -168,24 +195,6 @@ def three(values: object) -> tuple[float, float, float] | None:
     return None
 
 
-class LateTokenizer(ABC):
-    """Read when first used: an encoder that is never asked for text needs no tokenizer."""
-
-    _loaded: Any = None
-
-    @property
-    def _tokenizer(self) -> Any:
-        if self._loaded is None:
-            self._loaded = self._read()
-        return self._loaded
-
-    @abstractmethod
-    def _read(self) -> Any: ...
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
-
-
 @final
 class HuggingFaceTokens(LateTokenizer):
     """A CLIP tokenizer from a directory. One that is not there must not become an empty one."""
@@ -195,17 +204,15 @@ class HuggingFaceTokens(LateTokenizer):
         self._size = int(text_config.vocab_size)
         self._length = int(text_config.max_position_embeddings)
 
-    def _read(self) -> Any:
-        from transformers import CLIPTokenizer
-
+    def _read(self) -> TokenizerFile:
         present = [n for n in ("tokenizer.json", "vocab.json", "merges.txt") if (self._path / n).is_file()]
         if "tokenizer.json" in present or {"vocab.json", "merges.txt"} <= set(present):
             try:
-                made = CLIPTokenizer.from_pretrained(str(self._path), local_files_only=True)
-            except Exception as e:  # the tokenizers library has no narrower one
-                present.append(f"damaged ({type(e).__name__})")
+                made = TokenizerFile.read_clip(self._path, self._size)
+            except TokenizerError as e:
+                present.append(f"damaged ({printable(e)})")
             else:
-                if len(made) == self._size:
+                if len(made) == self._size and made.pad_token_id is not None:
                     return made
                 present.append(f"{len(made)} tokens")
         raise InputError(
@@ -218,22 +225,9 @@ class HuggingFaceTokens(LateTokenizer):
 
     @property
     def fingerprint(self) -> str:
-        text = backend_text(self._tokenizer)
+        text = backend_text(self._tokenizer.backend)
         return hashlib.sha256(f"{self._length}\n{text}".encode()).hexdigest()
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
-        made = self._tokenizer(
-            list(texts), padding="longest", truncation=True, max_length=self._length, return_tensors="pt"
-        )
-        ids: Tensor = made["input_ids"]
-        cut = []
-        if ids.shape[1] == self._length:  # only then may a text have been too long
-            lengths = [len(row) for row in self._tokenizer(list(texts), truncation=False)["input_ids"]]
-            cut = [i for i, length in enumerate(lengths) if length > self._length]
-        return ids, cut
-
-
-def backend_text(tokenizer: Any) -> str:
-    """A fast tokenizer in full, but for what the last call left in it: how it padded and cut."""
-    said: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return json.dumps({key: said[key] for key in said if key not in ("padding", "truncation")})
+        made: tuple[Tensor, list[int]] = self._tokenizer.batch(texts, self._length)
+        return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any, final
 
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.models.hugging_face import LateTokenizer, backend_text
+from aniso.models.architectures import LANGUAGE_MODEL
 from aniso.models.load import path_of
-from aniso.models.loading import filled, network_of
+from aniso.models.loading import building, filled, network_of
+from aniso.models.tokenizer_file import LateTokenizer, TokenizerError, TokenizerFile, backend_text
 from aniso.models.wrapped import Wrapped
-from aniso.weights import Ref, WeightSource, open_weights
+from aniso.weights import Ref, open_weights
 from aniso.weights.directory import read_json, transformers_config
 from aniso.weights.hub import fetch, looks_like_hub_id
 from aniso.weights.source import ModelConfig
@@ -157,17 +157,13 @@ class TextTokens(LateTokenizer):
         self._path = path
         self._size = size
 
-    def _read(self) -> Any:
-        from transformers import AutoTokenizer
-
+    def _read(self) -> TokenizerFile:
         reason = "there is none"
         if (self._path / "tokenizer.json").is_file():
             try:
-                made = AutoTokenizer.from_pretrained(
-                    str(self._path), local_files_only=True, trust_remote_code=False, use_fast=True
-                )
-            except Exception as e:  # the tokenizers library has no narrower one
-                reason = f"damaged: {printable((str(e) or type(e).__name__).splitlines()[0])}"
+                made = TokenizerFile.read(self._path, self._size)
+            except TokenizerError as e:
+                reason = f"damaged: {printable(e)}"
             else:
                 if len(made) <= self._size:
                     return made
@@ -184,11 +180,12 @@ class TextTokens(LateTokenizer):
     @property
     def fingerprint(self) -> str:
         marks = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
-        return hashlib.sha256(f"{marks}\n{backend_text(self._tokenizer)}".encode()).hexdigest()
+        return hashlib.sha256(f"{marks}\n{backend_text(self._tokenizer.backend)}".encode()).hexdigest()
 
     def whole(self, text: str) -> list[int]:
         """With all marks that the model expects around a text."""
-        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
 
     def opening(self, text: str) -> list[int]:
         """With the mark of a beginning, if the model has one, and none of an end."""
@@ -198,9 +195,7 @@ class TextTokens(LateTokenizer):
 
     def ending(self, text: str) -> list[int]:
         """With the mark of an end, if the model has one, and none of a beginning."""
-        found = list(
-            self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        )
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         end = self._tokenizer.eos_token_id
         return found if end is None else [*found, int(end)]
 
@@ -223,10 +218,8 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
         )
     said = read_json(path / "config.json")
     source = open_weights(path if weights is None else weights)
-    with torch.device("meta"):
-        _require_size(_built(path, said), source)
     with torch.random.fork_rng([]):  # building draws weights, which are then replaced
-        network = filled(_built(path, said), source).float()
+        network = filled(network_of(path, said, LANGUAGE_MODEL, source), source).float()
     if not network.config.is_encoder_decoder:
         _require_causal(path, network.eval())
     config, _ = transformers_config(said)
@@ -234,25 +227,13 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
     return LanguageModel(called, network, tokens, config)
 
 
-def _require_size(network: Any, source: WeightSource) -> None:
-    """A configuration that asks for far more than there is must not take all memory before it is compared."""
-    wanted = sum(parameter.numel() for parameter in network.parameters())
-    found = sum(math.prod(info.shape) for info in source.tensors.values())
-    if wanted > 2 * found + (1 << 20):
-        raise InputError(
-            "CKPT-SHAPE",
-            f"'{source.label}' does not fit the model {type(network).__name__}",
-            expected=f"{wanted:,} numbers, by its configuration",
-            found=f"{found:,}",
-            fix="use the configuration that belongs to these weights",
-        )
-
-
 @torch.no_grad()
 def _require_causal(path: Path, network: Any) -> None:
     """A model that sees the token it has to guess, such as BERT, would guess far too well."""
     ids = torch.tensor([[0, 0], [0, 1]])
-    one, other = network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[:, 0]
+    with building(path):
+        logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    one, other = logits[:, 0]
     if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
         raise InputError(
             "MODEL-NAME",
@@ -261,11 +242,3 @@ def _require_causal(path: Path, network: Any) -> None:
             expected="a causal or sequence-to-sequence model of transformers",
             fix="name another base; of a BERT one with is_decoder in config.json",
         )
-
-
-def _built(path: Path, said: dict[str, Any]) -> Any:
-    def auto(library: Any, config: Any) -> Any:
-        return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
-
-    expected = "a causal or sequence-to-sequence model of transformers"
-    return network_of(path, said, auto, what="language model", expected=expected)

@@ -76,17 +76,9 @@ def mini_directory() -> Path:
     return Path(str(resources.files("aniso.models") / MINI))
 
 
-def mini_bank(name: str = MINI) -> Path:
-    """Where the banks over the small model lie: ``mini``, ``mini-linearised`` and ``mini-lora4``."""
-    path = mini_directory() / "banks" / name.removeprefix(f"{MINI}-").replace(MINI, "standard")
-    if not path.is_dir():
-        raise UsageError(
-            "BANK-NAME",
-            f"no bank '{printable(name)}' comes with aniso",
-            expected="mini, mini-linearised or mini-lora4",
-            fix="name a directory",
-        )
-    return path
+def list_models() -> tuple[str, ...]:
+    """Names that ``load_model`` knows: ``mini``, and open_clip's architectures if it is installed."""
+    return (MINI, *open_clip.names())
 
 
 def _directory(path: Path, name: str, weights: Ref | None, activation: str | None) -> Encoder:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import torch
 from torch import nn
 
 from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.models.architectures import CAUSAL, SEQUENCE_TO_SEQUENCE, Loader, Row, require_small_grid
+from aniso.models.settings import Limits, Settings
 from aniso.vectors.block_source import ACTIVATIONS, require_model
 from aniso.vectors.naming import recognise
 from aniso.weights import WeightSource
@@ -26,8 +31,9 @@ def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] 
     wanted = dict(network.state_dict())
     names = _matched(source, wanted)
     missing = [name for name in wanted if name not in names and not name.startswith(optional or ("\0",))]
-    extra = [key for key in source.tensors if key not in set(names.values()) and source.tensors[key].is_float]
-    extra = [key for key in extra if key not in source.aliases]
+    used, shared = set(names.values()), source.aliases
+    extra = [key for key, info in source.tensors.items() if key not in used and info.is_float]
+    extra = [key for key in extra if key not in shared]
     if missing or extra:
         raise keys_misfit(source, network, missing, extra)
     with torch.no_grad():
@@ -35,9 +41,7 @@ def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] 
             if source.tensors[key].shape != tuple(wanted[name].shape):
                 raise shape_misfit(source, network, key, tuple(wanted[name].shape), source.tensors[key].shape)
             wanted[name].copy_(source.read(key))  # state dicts share memory with the network
-    left = [
-        key for key in source.tensors if key not in set(names.values()) and not source.tensors[key].is_float
-    ]
+    left = [key for key, info in source.tensors.items() if key not in used and not info.is_float]
     return (f"buffers not used: {', '.join(left[:3])}",) if left else ()
 
 
@@ -46,6 +50,7 @@ def filled(network: Any, source: WeightSource) -> Any:
     if not set(network.state_dict()) - set(source.tensors):
         fill(network, source)
         return network
+    _require_readable(network, source)
     from transformers.utils import logging as said
 
     logging: Any = said
@@ -70,6 +75,17 @@ def filled(network: Any, source: WeightSource) -> Any:
     if report["missing_keys"] or report["unexpected_keys"]:
         raise keys_misfit(source, network, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
     return made
+
+
+def _require_readable(network: Any, source: WeightSource) -> None:
+    """Refuse a file whose tensors, all read at once, take far more memory than the network.
+
+    In a pickle, a thousand names can share one storage, and each takes memory of its own once it is read.
+    """
+    wanted = {name: value.numel() for name, value in network.state_dict().items()}
+    if sum(info.numel for info in source.tensors.values()) > 4 * sum(wanted.values()) + (1 << 22):
+        missing = [name for name in wanted if name not in source.tensors]
+        raise keys_misfit(source, network, missing, [key for key in source.tensors if key not in wanted])
 
 
 def _matched(source: WeightSource, wanted: Mapping[str, object]) -> dict[str, str]:
@@ -109,23 +125,6 @@ def _some(names: list[str]) -> str:
     return f"{shown} … {len(names) - 4} more" if len(names) > 4 else shown
 
 
-_ASKS_FOR_CODE = ("auto_map", "trust_remote_code", "_target_", "custom_pipelines")
-_ASKS_FOR_FORMAT = ("dtype", "torch_dtype", "quantization_config")
-
-
-def data_only(said: Any) -> Any:
-    """A configuration without what would fetch or choose code, or another number format, at any depth."""
-    if isinstance(said, list):
-        return [data_only(value) for value in said]
-    if not isinstance(said, dict):
-        return said
-    return {
-        key: data_only(value)
-        for key, value in said.items()
-        if key not in (*_ASKS_FOR_CODE, *_ASKS_FOR_FORMAT) and "implementation" not in key
-    }
-
-
 @contextlib.contextmanager
 def building(where: object) -> Iterator[None]:
     """Around a library that builds what a configuration says: it may raise anything if that is no model."""
@@ -134,6 +133,8 @@ def building(where: object) -> Iterator[None]:
     except (AnisoError, ImportError):
         raise
     except Exception as e:
+        if _lacks_memory(e):
+            raise
         raise InputError(
             "DIR-CONFIG",
             f"the configuration of '{printable(where)}' describes no model that can be built",
@@ -142,31 +143,131 @@ def building(where: object) -> Iterator[None]:
         ) from None
 
 
-def network_of(
-    path: Path, said: dict[str, Any], auto: Callable[[Any, Any], Any], *, what: str, expected: str
-) -> Any:
-    """A network of transformers as a configuration says, with weights yet to come; no code but the library's.
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether memory ran out, which says nothing about the file."""
+    words = ("allocate memory", "out of memory")  # torch's, for the host and for a GPU
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    )
 
-    ``auto`` picks one of the library's classes for models of a kind.
+
+def network_of(path: Path, said: dict[str, Any], loader: Loader, source: WeightSource) -> Any:
+    """Build as ``transformers_network`` does; an error of the library says that there is no such model."""
+    try:
+        return transformers_network(path, said, loader, source)
+    except AnisoError:
+        raise
+    except Exception as e:  # transformers' own for wrong settings have no base in common
+        if _lacks_memory(e):
+            raise
+        raise InputError(
+            "MODEL-NAME",
+            f"'{printable(path)}' holds no {loader.what}",
+            found=printable(said.get("model_type")),
+            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
+            expected=loader.expected,
+            fix="aniso inspect DIR",
+        ) from None
+
+
+def transformers_network(path: Path, said: dict[str, Any], loader: Loader, source: WeightSource) -> Any:
+    """Build a network of transformers as ``config.json`` describes it, its weights yet to be filled in.
+
+    Only architectures of ``loader`` and only plain settings are accepted, so that nothing but the library's
+    own layers is built and nothing is fetched.
     """
     try:
         import transformers
     except ImportError:
         raise needs("hf", "transformers") from None
-    kind = said.get("model_type")
+    kind = loader.require(said.get("model_type"), path)
+    configuration = transformers.CONFIG_MAPPING[kind]
+    settings = Settings(printable(path / "config.json"), Limits.of(source)).of(said, configuration)
+    config = configuration(**settings)
+    require_small_grid(kind, config, path)
+    builder = getattr(transformers, _row(loader, kind, config).builder)
+    make = getattr(builder, "from_config", builder)
+    return built(source, lambda: make(copy.deepcopy(config)))
+
+
+def _row(loader: Loader, kind: str, config: Any) -> Row:
+    """The row of the table that builds a configuration; of those for language models, by its encoder."""
+    rows = [row for row in loader.rows if kind in row.model_types]
+    if len(rows) > 1:
+        return SEQUENCE_TO_SEQUENCE if config.is_encoder_decoder else CAUSAL
+    return rows[0]
+
+
+def built(source: WeightSource, make: Callable[[], Any]) -> Any:
+    """Build a network twice: without memory, to compare its size with the weights, and then for good."""
+    with torch.random.fork_rng([]), torch.device("meta"), _budget(source):
+        require_size(make(), source)
+    return make()
+
+
+def require_size(network: nn.Module, source: WeightSource) -> None:
+    """Refuse a configuration of a model more than twice as large as the weights that should fill it."""
+    wanted = sum(parameter.numel() for parameter in network.parameters())
+    found = Limits.of(source).numbers
+    if wanted > 2 * found + (1 << 20):
+        raise _too_large(source, type(network).__name__, f"{wanted:,} numbers, by its configuration", found)
+
+
+_TIED = 8  # a matrix is built up to four times before its copies are tied, in an encoder and a decoder
+_BUFFERS = 1 << 26  # masks and tables of positions that no file holds, in numbers
+
+
+@contextlib.contextmanager
+def _budget(source: WeightSource) -> Iterator[None]:
+    """End a build as soon as it is far beyond the weights, however many layers a configuration asks for."""
+    limits, thread = Limits.of(source), threading.get_ident()
+    spent = Counter[str]()
+    most = {
+        "parameters": _TIED * limits.tensors + 1_000,
+        "modules": 50 * limits.tensors + 10_000,
+        "numbers": _TIED * limits.numbers + (1 << 22),
+        "numbers in buffers": _TIED * limits.numbers + _BUFFERS,
+    }
+
+    def spend(what: str, amount: int) -> None:
+        if threading.get_ident() != thread:  # hooks see the modules of all threads
+            return
+        spent[what] += amount
+        if spent[what] > most[what]:
+            raise _too_large(
+                source, "", f"more than {most[what]:,} {what}, by its configuration", limits.numbers
+            )
+
+    def count_parameter(_module: nn.Module, _name: str, parameter: Any) -> None:
+        spend("parameters", 1)
+        spend("numbers", parameter.numel() if parameter is not None else 0)
+
+    def count_buffer(_module: nn.Module, _name: str, buffer: Any) -> None:
+        spend("numbers in buffers", buffer.numel() if buffer is not None else 0)
+
+    def count_module(_module: nn.Module, _name: str, _part: Any) -> None:
+        spend("modules", 1)
+
+    hooks = [
+        nn.modules.module.register_module_parameter_registration_hook(count_parameter),
+        nn.modules.module.register_module_buffer_registration_hook(count_buffer),
+        nn.modules.module.register_module_module_registration_hook(count_module),
+    ]
     try:
-        settings = {k: v for k, v in data_only(said).items() if k != "model_type"}
-        config = transformers.AutoConfig.for_model(str(kind), **settings)
-        return auto(transformers, config).from_config(config)
-    except Exception as e:  # transformers' own for wrong settings have no base in common
-        raise InputError(
-            "MODEL-NAME",
-            f"'{printable(path)}' holds no {what}",
-            found=printable(kind),
-            reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
-            expected=expected,
-            fix="aniso inspect DIR",
-        ) from None
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _too_large(source: WeightSource, network: str, expected: str, found: int) -> InputError:
+    return InputError(
+        "CKPT-SHAPE",
+        f"'{source.label}' does not fit the model {network}".rstrip(),
+        expected=expected,
+        found=f"{found:,} numbers in the file",
+        fix="name the architecture that these weights are of, or use the configuration that belongs to them",
+    )
 
 
 def require_activation(said: str | None) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, UsageError, printable
 from aniso.models.encoder import Encoder, Family
-from aniso.models.hugging_face import LateTokenizer, backend_text, three
-from aniso.models.loading import building, fill, needs, require_activation
+from aniso.models.hugging_face import bounded, three
+from aniso.models.loading import building, built, fill, needs, require_activation
+from aniso.models.open_clip_tokens import OpenClipTokens
+from aniso.models.settings import Limits, Settings
 from aniso.models.transforms import CLIP_MEAN, CLIP_STD, Pixels
 from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import open_clip_config, read_json
@@ -31,6 +32,12 @@ def is_name(name: str) -> bool:
     """Whether open_clip knows an architecture of that name; a slash may stand for a dash."""
     library = _library(required=False)
     return library is not None and clean(name) in library.list_models()
+
+
+def names() -> list[str]:
+    """open_clip's names of architectures, none if it is not installed."""
+    library = _library(required=False)
+    return list(library.list_models()) if library is not None else []
 
 
 def require_for(name: str) -> None:
@@ -81,14 +88,53 @@ def load_directory(
         raise _mismatch(name, own, activation, "the directory's configuration")
     if weights is not None:
         _agreed(name, weights, own == "quick_gelu", {}, source, activation)
-    return _build(name, config, source, said.get("preprocess_cfg", {}))
+    with building(path):
+        config = _plain_config(path, config, source)
+    preprocess = said.get("preprocess_cfg")
+    return _build(name, config, source, preprocess if isinstance(preprocess, dict) else {}, path)
+
+
+def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -> dict[str, Any]:
+    """Return an architecture of which nothing names anything outside of the directory.
+
+    The name of a tokenizer is kept for messages alone: its files are looked for in the directory.
+    """
+    text = dict(config["text_cfg"])
+    tokenizer = text.pop("hf_tokenizer_name", None)
+    if text.get("hf_model_name") is not None:
+        raise _needs_another(path, text["hf_model_name"])
+    settings = Settings(printable(path / "open_clip_config.json"), Limits.of(source))
+    plain = settings.plain({**config, "text_cfg": text})
+    plain["text_cfg"] |= {"hf_tokenizer_name": str(tokenizer)} if tokenizer else {}
+    return plain
+
+
+def _needs_another(path: Path, tower: object) -> UnsafeError:
+    """The error for a text tower of transformers, whose configuration lies in another repository."""
+    library = _library()
+    configs = {name: library.get_model_config(name) or {} for name in library.list_models()}
+    same = [name for name in configs if configs[name].get("text_cfg", {}).get("hf_model_name") == tower]
+    return UnsafeError(
+        "DIR-CONFIG",
+        f"'{printable(path / 'open_clip_config.json')}' asks for a text tower from another repository, "
+        "and a directory never makes aniso fetch one",
+        key="text_cfg.hf_model_name",
+        found=printable(tower),
+        expected="a text tower that the configuration itself describes",
+        fix=f"load_model('{same[0] if same else 'ARCHITECTURE'}', weights='{printable(path)}')",
+    )
 
 
 def _build(
-    name: str, config: Mapping[str, Any], source: WeightSource, preprocess: Mapping[str, Any]
+    name: str,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    preprocess: Mapping[str, Any],
+    home: Path | None = None,
 ) -> Encoder:
+    """Build and fill a model; ``home`` is the directory it came from, if not from open_clip's own list."""
     with building(name):
-        network = _network(config)
+        network = built(source, lambda: _network(config))
     if not any(not key.startswith("visual.") for key in source.tensors):
         raise InputError(
             "CKPT-KEYS",
@@ -99,8 +145,8 @@ def _build(
     return Encoder(
         name,
         network.float(),
-        Family(_image, _text, OpenClipTokens(config)),
-        _pixels(network, preprocess),
+        Family(_image, _text, OpenClipTokens(config, home)),
+        _pixels(name, network, preprocess),
         open_clip_config({"model_cfg": dict(config)}),
     )
 
@@ -125,21 +171,24 @@ def _network(config: Mapping[str, Any]) -> Any:
 
 
 def _require_known_towers(vision: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """Names that open_clip hands on: timm would read any directory, transformers ask whether to run code."""
+    """Refuse names that open_clip hands on and that no list of its own holds.
+
+    timm would read any directory, and transformers ask whether to run code.
+    """
     name = vision.get("timm_model_name")
     if isinstance(name, str) and ":" in name:  # hf-hub:..., local-dir:...
         raise _foreign("timm_model_name", name, "an architecture of timm's")
     name = text.get("hf_model_name")
     if name is not None:
-        from transformers import CONFIG_MAPPING, PretrainedConfig
+        from open_clip.hf_configs import arch_dict
+        from transformers import PretrainedConfig
 
         if not isinstance(name, str) or not re.fullmatch(r"([\w.-]+/)?[\w-][\w.-]*", name) or _place(name):
             raise _foreign("hf_model_name", name, "a hub id, and no directory")
         said: Any = PretrainedConfig.get_config_dict(name, local_files_only=is_offline())[0]  # JSON alone
-        if said.get("model_type") not in CONFIG_MAPPING:  # else transformers asks whether to run its code
-            raise _foreign(
-                "hf_model_name", f"{name} ({said.get('model_type')})", "a model of transformers' own"
-            )
+        kind = said.get("model_type")
+        if kind not in arch_dict:  # others could name models in turn, or make transformers ask to run code
+            raise _foreign("hf_model_name", f"{name} ({kind})", f"one of {', '.join(arch_dict)}")
 
 
 def _foreign(key: str, found: object, expected: str) -> UnsafeError:
@@ -261,80 +310,16 @@ def _text(network: Any, ids: Tensor) -> Tensor:
     return features
 
 
-def _pixels(network: Any, said: Mapping[str, Any]) -> Pixels:
+def _pixels(name: str, network: Any, said: Mapping[str, Any]) -> Pixels:
     size = network.visual.image_size
-    return Pixels(
+    pixels = Pixels(
         int(size[0] if isinstance(size, tuple | list) else size),
         three(said.get("mean")) or CLIP_MEAN,
         three(said.get("std")) or CLIP_STD,
         "bilinear" if said.get("interpolation") == "bilinear" else "bicubic",
         "squash" if said.get("resize_mode") == "squash" else "shortest",
     )
-
-
-@final
-class OpenClipTokens(LateTokenizer):
-    """CLIP's own BPE, which open_clip ships; other tokenizers of open_clip come from the hub."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._text = dict(config["text_cfg"])
-        self._length = int(self._text.get("context_length", 77))
-
-    def _read(self) -> Any:
-        from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
-
-        name = self._text.get("hf_tokenizer_name")
-        settings = {**(self._text.get("tokenizer_kwargs") or {}), "context_length": self._length}
-        if not name:
-            return self._fitting(SimpleTokenizer(**_known(settings, "clean")))
-        settings = {**_known(settings, "clean", "strip_sep_token", "language"), "trust_remote_code": False}
-        try:
-            return HFTokenizer(name, tokenizer_mode=self._text.get("tokenizer_mode"), **settings)
-        except (OSError, ValueError) as e:
-            raise InputError(
-                "MODEL-TOKENIZER",
-                f"the tokenizer '{printable(name)}' is not on this machine and could not be fetched",
-                reason=printable(str(e).partition("\n")[0]),
-                fix=f"hf download {printable(name)}",
-            ) from None
-
-    def _fitting(self, made: Any) -> Any:
-        size = int(self._text.get("vocab_size", made.vocab_size))
-        if size != made.vocab_size:
-            raise InputError(
-                "MODEL-TOKENIZER",
-                "the text tower has another vocabulary than CLIP's own tokenizer",
-                expected=f"{made.vocab_size} tokens",
-                found=f"{size} tokens",
-                fix="add hf_tokenizer_name to text_cfg in open_clip_config.json",
-            )
-        return made
-
-    @property
-    def fingerprint(self) -> str:
-        if self._text.get("hf_tokenizer_name"):
-            text = backend_text(self._tokenizer.tokenizer)
-        else:
-            text = "\n".join(f"{k} {v}" for k, v in sorted(self._tokenizer.encoder.items()))
-        how = [self._text.get(part) for part in ("tokenizer_kwargs", "tokenizer_mode")]
-        return hashlib.sha256(f"{self._length}\n{how}\n{text}".encode()).hexdigest()
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
-        ids: Tensor = self._tokenizer(list(texts))
-        cut = []
-        if hasattr(self._tokenizer, "encode"):
-            full = ids[:, -1] != 0  # the last place is taken only by texts that fill it, or were cut
-            cut = [
-                i
-                for i in full.nonzero().flatten().tolist()
-                if len(self._tokenizer.encode(texts[i])) + 2 > ids.shape[1]
-            ]
-        return ids, cut
-
-
-def _known(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Only what is known to be data: anything else would reach functions that may run code."""
-    return {name: settings[name] for name in ("context_length", *names) if name in settings}
+    return bounded(name, pixels)
 
 
 def _library(required: bool = True) -> Any:

@@ -1,12 +1,13 @@
 """Records of experiments, made into tables, figures and one page. Needs no torch."""
 
+from aniso.records import Record, read_records
 from aniso.report.budgets import budgets
-from aniso.report.elsewhere import elsewhere
+from aniso.report.complementarity import complementarity, gains
 from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
 from aniso.report.files import build
+from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
-from aniso.report.overlap import complementarity, gains
-from aniso.report.record import Record, experiments, mixed, read_records
+from aniso.report.out_of_domain import elsewhere
 from aniso.report.results import details, table
 from aniso.report.tables import Estimate, Table
 

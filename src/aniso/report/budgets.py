@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from aniso.report.record import Record
+from aniso.records import Record
 from aniso.report.results import results, standard_error
 from aniso.report.tables import Cell, Estimate, Table
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from aniso.errors import UsageError, printable
+from aniso.records import Record
 from aniso.report.drawing import (
     COLOURS,
     DASHES,
@@ -21,7 +22,6 @@ from aniso.report.drawing import (
     short,
     spread,
 )
-from aniso.report.record import Record
 from aniso.report.results import KEPT, Column, Results, Row, results
 from aniso.report.tables import Estimate
 

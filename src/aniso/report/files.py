@@ -10,13 +10,14 @@ from functools import partial
 from statistics import fmean
 
 from aniso.errors import UsageError
+from aniso.records import Record
 from aniso.report.budgets import budgets
+from aniso.report.complementarity import gains
 from aniso.report.drawing import Kind
-from aniso.report.elsewhere import elsewhere
 from aniso.report.figures import bars, boxes, few_shot_curves, pareto
+from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
-from aniso.report.overlap import gains
-from aniso.report.record import Record, experiments, mixed
+from aniso.report.out_of_domain import elsewhere
 from aniso.report.results import Results, Row, details, results, table
 from aniso.report.tables import Table, markdown_text
 

@@ -12,7 +12,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from aniso.errors import InputError, printable
-from aniso.report.record import Record, Setting, experiments, mixed, require_one_experiment
+from aniso.records import Record, Setting
+from aniso.report.groups import experiments, mixed, require_one_experiment
 from aniso.report.tables import Cell, Estimate, Table
 
 Seeds = dict[int, dict[str, float]]  # seed, task: per cent

@@ -90,9 +90,10 @@ def _mean(cell: Cell) -> str:
 
 
 def csv_text(text: str) -> str:
-    """A spreadsheet would take such a name for a formula."""
+    """Text that no spreadsheet takes for a formula and no terminal for a command."""
     risky = text.startswith(_FORMULA) or text.lstrip().startswith(_FORMULA)
-    return f"'{text}" if risky and not _NUMBER.fullmatch(text) else text
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return f"'{plain}" if risky and not _NUMBER.fullmatch(text) else plain
 
 
 def markdown_text(text: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError
-from aniso.vectors.adapter_names import keys_error, place_finder
+from aniso.vectors._matching.adapter_names import keys_error, place_finder
 from aniso.vectors.block import Block, Place
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense, LowRank, Term

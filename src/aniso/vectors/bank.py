@@ -14,14 +14,11 @@ from typing import Any, Protocol, cast, final
 from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.vectors.bank_base import divided_as, require_base, require_blocks
-from aniso.vectors.bank_features import read_features, write_features
-from aniso.vectors.block import Layout
-from aniso.vectors.block_source import BlockSource
-from aniso.vectors.delta import Delta, LowRank
-from aniso.vectors.edits import Edits
-from aniso.vectors.manifest import (
+from aniso.vectors._files.bank_features import read_features, write_features
+from aniso.vectors._files.checksums import require_sha256
+from aniso.vectors._files.manifest import (
     BANK_FILES,
+    FEATURE_FILE,
     MANIFEST,
     SCHEMA,
     VECTOR_FILE,
@@ -32,10 +29,16 @@ from aniso.vectors.manifest import (
     read_manifest,
     require_facts,
 )
-from aniso.vectors.origin import BaseInfo
+from aniso.vectors._files.segment import Segment
+from aniso.vectors._files.segment_writer import common_base, write_segment
+from aniso.vectors._matching.key_edits import KeyEdits
+from aniso.vectors.bank_base import divided_as, require_base, require_blocks
+from aniso.vectors.block import Layout
+from aniso.vectors.block_source import BlockSource
+from aniso.vectors.bundled import PREFIX, bundled_bank
+from aniso.vectors.delta import Delta, LowRank
 from aniso.vectors.packing import Storage
-from aniso.vectors.segment import Segment
-from aniso.vectors.segment_writer import common_base, write_segment
+from aniso.vectors.provenance import BaseInfo
 from aniso.vectors.task_vector import TaskVector, stored_vector
 from aniso.weights import Ref, open_weights
 from aniso.weights.atomic import (
@@ -144,7 +147,7 @@ class Bank:
         for name in tuned:
             _check_name(name)
         blocks = BlockSource.of(base)
-        edits = Edits(skip, rename or {})
+        edits = KeyEdits(skip, rename or {})
         stored = {name: stored_vector(ref) for name, ref in tuned.items()}
         sources = {name: open_weights(cast(Ref, tuned[name])) for name, v in stored.items() if v is None}
         edits.require_used(sources.values())
@@ -171,9 +174,12 @@ class Bank:
         return bank.save(to, storage=storage, overwrite=overwrite, progress=progress)
 
     @classmethod
-    def open(cls, path: str | Path) -> Bank:
-        """A bank on disk; its indices are read, deltas are not."""
-        path = Path(path)
+    def load(cls, path: str | Path) -> Bank:
+        """Load a bank from a directory, or one that comes with the package by name (``mini``).
+
+        Indices are read at once, deltas when they are used. A directory wins over a name.
+        """
+        path = bundled_bank(str(path)) if _is_bundled(path) else Path(path)
         manifest = read_manifest(path)
         found: dict[str, tuple[Segment, int]] = {}
         for record in manifest.files:
@@ -203,12 +209,12 @@ class Bank:
             vectors = list(self._vectors.values())
             target = partial / "vectors-000.safetensors"
             with atomic_file(target) as out:
-                index = write_segment(out.stream, vectors, storage=storage, progress=progress)
-            record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
+                written = write_segment(out.stream, vectors, storage=storage, progress=progress)
+            record = _file_record(target, out.sha256, written.sha256)
             known = self.features
             manifest = Manifest(
                 schema_version=SCHEMA,
-                base=index.base.content,
+                base=written.index.base.content,
                 layout=self.layout.signature,
                 files=(record,),
                 vectors=tuple(self._vectors),
@@ -216,7 +222,7 @@ class Bank:
                 features=write_features(partial, known) if known else None,
             )
             write_text(partial / MANIFEST, manifest.dump())
-        return Bank.open(path)
+        return Bank.load(path)
 
     def annotate(self, facts: Mapping[str, Mapping[str, Fact]]) -> Bank:
         """Write down what is known of vectors, a task's accuracies say, beside what was known before."""
@@ -230,8 +236,9 @@ class Bank:
             for name, found in facts.items():
                 merged[name] = {**merged.get(name, {}), **found}
             require_facts(merged)
-            write_text(path / MANIFEST, manifest.model_copy(update={"facts": merged}).dump(), overwrite=True)
-        return Bank.open(path)
+            update = {"schema_version": SCHEMA, "facts": merged}
+            write_text(path / MANIFEST, manifest.model_copy(update=update).dump(), overwrite=True)
+        return Bank.load(path)
 
     def with_features(self, features: Mapping[str, Tensor]) -> Bank:
         """Write down mean features of the vectors' own tasks, beside those that are known."""
@@ -240,16 +247,18 @@ class Bank:
         if unknown:
             raise self._unknown(unknown)
         with locked(path):
-            current = Bank.open(path)
+            current = Bank.load(path)
             assert current.manifest is not None
             # what is replaced is not read: that is how damaged features are mended
             known = {} if set(features) == set(current) else current.features
-            record = write_features(path, {**known, **features})
-            text = current.manifest.model_copy(update={"features": record}).dump()
+            record = write_features(path, {**known, **features}, current.manifest.features)
+            update = {"schema_version": SCHEMA, "features": record}
+            text = current.manifest.model_copy(update=update).dump()
             write_text(path / MANIFEST, text, overwrite=True)
-            if current.manifest.features is not None:
-                disk.remove(path / current.manifest.features.file)
-        return Bank.open(path)
+            for old in path.iterdir():  # also what a process left that died before this line
+                if FEATURE_FILE.fullmatch(old.name) and old.name != record.file:
+                    disk.remove(old)
+        return Bank.load(path)
 
     def add(
         self,
@@ -269,7 +278,7 @@ class Bank:
             raise UsageError(
                 "BANK-NAME",
                 "vectors can be added to a whole bank only, and this is a selection from one",
-                fix="Bank.open(path).add(…), then select",
+                fix="Bank.load(path).add(…), then select",
             )
         kind = Storage.of(storage or self.storage)
         if kind.has_mean:  # a mean of the few new vectors would be no mean of the bank
@@ -278,7 +287,7 @@ class Bank:
             kind = Storage.INT4
         blocks = BlockSource.of(base)
         with locked(path):
-            current = Bank.open(path)
+            current = Bank.load(path)
             current._require_new(tuned)
             current.over(blocks)
             assert current.manifest is not None
@@ -291,18 +300,21 @@ class Bank:
                 progress=progress,
             )
             require_space(path, new._expected_bytes(kind))
-            target = path / _next_file(path)
-            with atomic_file(target) as out:
-                write_segment(out.stream, list(new._vectors.values()), storage=kind, progress=progress)
-            record = FileRecord(file=target.name, sha256=out.sha256, nbytes=target.stat().st_size)
+            target = path / _next_file(current.manifest)
+            # a file that the manifest does not name is one whose writer died before it could
+            with atomic_file(target, overwrite=True) as out:
+                added = list(new._vectors.values())
+                written = write_segment(out.stream, added, storage=kind, progress=progress)
+            record = _file_record(target, out.sha256, written.sha256)
             manifest = current.manifest.model_copy(
                 update={
+                    "schema_version": SCHEMA,
                     "files": (*current.manifest.files, record),
                     "vectors": (*current.manifest.vectors, *tuned),
                 }
             )
             write_text(path / MANIFEST, manifest.dump(), overwrite=True)
-        return Bank.open(path)
+        return Bank.load(path)
 
     # looking at it
 
@@ -480,15 +492,7 @@ class Bank:
         path = self._require_path()
         assert self.manifest is not None
         for record in self.manifest.files:
-            found = RawFile(path / record.file).sha256(progress)
-            if found != record.sha256:
-                raise InputError(
-                    "FILE-HASH",
-                    f"'{printable(path / record.file)}': content hash differs from the recorded one",
-                    expected=record.sha256,
-                    found=found,
-                    fix="restore the file from a copy, or build the bank again",
-                )
+            require_sha256(RawFile(path / record.file), record.sha256, progress)
         for block in self.layout.blocks:
             for name, delta in self.read_block(block.name).items():
                 self._check_norm(name, block.name, delta)
@@ -576,6 +580,10 @@ def _expected_of(vector: TaskVector, dense: float) -> int:
     return 4 * sum(min(block.numel, largest.rank * sum(block.matrix_shape)) for block in blocks)
 
 
+def _is_bundled(path: str | Path) -> bool:
+    return str(path).split("-")[0] == PREFIX and not Path(path).exists()
+
+
 def _of_blocks(vector: TaskVector, home: tuple[Segment, int]) -> str:
     """What tells a vector in some of its blocks from the whole one in the file."""
     whole = home[0].vector(home[1]).cells
@@ -583,7 +591,7 @@ def _of_blocks(vector: TaskVector, home: tuple[Segment, int]) -> str:
 
 
 def _opened_again(path: Path, cells: Mapping[str, Sequence[str]], content: str) -> Bank:
-    bank = Bank.open(path).only_cells(cells)
+    bank = Bank.load(path).only_cells(cells)
     if bank.content_hash != content:
         raise InputError(
             "FILE-HASH",
@@ -610,13 +618,17 @@ def _check_name(name: str) -> None:
         )
 
 
-def _next_file(path: Path) -> str:
-    taken = [int(m[1]) for p in path.iterdir() if (m := VECTOR_FILE.fullmatch(p.name))]
+def _next_file(manifest: Manifest) -> str:
+    taken = [int(m[1]) for record in manifest.files if (m := VECTOR_FILE.fullmatch(record.file))]
     return f"vectors-{max(taken, default=-1) + 1:03d}.safetensors"
 
 
+def _file_record(path: Path, sha256: str, index: str) -> FileRecord:
+    return FileRecord(file=path.name, sha256=sha256, nbytes=path.stat().st_size, index=index)
+
+
 def _open_segment(path: Path, record: FileRecord, manifest: Manifest) -> Segment:
-    segment = Segment.open(path / record.file)
+    segment = Segment.open(path / record.file, index_sha256=record.index, sha256=record.sha256)
     if segment.file.size != record.nbytes:
         raise InputError(
             "FILE-TRUNCATED",

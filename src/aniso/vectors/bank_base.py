@@ -6,7 +6,7 @@ from aniso.errors import InputError
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.naming import PLAIN
-from aniso.vectors.origin import BaseInfo
+from aniso.vectors.provenance import BaseInfo
 from aniso.weights import WeightSource
 
 

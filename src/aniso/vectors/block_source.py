@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.vectors._files.segment_format import FORMAT
 from aniso.vectors.block import Block, Kind, Layout
 from aniso.vectors.naming import PLAIN
-from aniso.vectors.origin import BaseInfo
-from aniso.vectors.segment_format import FORMAT
+from aniso.vectors.provenance import BaseInfo
 from aniso.weights import PeftAdapter, Ref, SafetensorsFile, WeightSource, open_weights
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
@@ -126,7 +126,7 @@ def require_model(source: WeightSource) -> None:
             f"'{source.label}' is an adapter, not a model",
             fix="give the model it was trained on, or make a vector of it with aniso vector make",
         )
-    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+    if isinstance(source, SafetensorsFile) and source.metadata.get("format") == FORMAT:
         raise InputError(
             "VECTOR-FILE",
             f"'{source.label}' is a task vector, not a model",

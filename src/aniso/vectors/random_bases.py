@@ -16,7 +16,7 @@ from aniso.vectors.bank import Bank
 from aniso.vectors.block import Block
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.delta import Delta, Dense
-from aniso.vectors.origin import Provenance
+from aniso.vectors.provenance import Provenance
 from aniso.vectors.task_vector import TaskVector
 from aniso.weights import Ref
 

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, NumericalError, printable
+from aniso.vectors._files.segment import Segment
+from aniso.vectors._files.segment_format import FORMAT
+from aniso.vectors._files.segment_writer import write_segment
+from aniso.vectors._matching.key_edits import KeyEdits
+from aniso.vectors._matching.key_matching import paired_blocks
+from aniso.vectors._matching.plausibility import judge
 from aniso.vectors.adapter import adapter_cells
 from aniso.vectors.block import Block, Layout, Place, tied_names
 from aniso.vectors.block_source import BlockSource, short_label
 from aniso.vectors.delta import Delta, Dense, difference
-from aniso.vectors.edits import Edits
-from aniso.vectors.judge import judge
 from aniso.vectors.naming import PLAIN
-from aniso.vectors.origin import BaseInfo, Provenance
-from aniso.vectors.pairing import paired_blocks
-from aniso.vectors.segment import Segment
-from aniso.vectors.segment_format import FORMAT
-from aniso.vectors.segment_writer import write_segment
+from aniso.vectors.provenance import BaseInfo, Provenance
 from aniso.weights import PeftAdapter, Ref, SafetensorsFile, open_weights
 from aniso.weights.atomic import atomic_file
 from aniso.weights.dtypes import narrowed
@@ -88,7 +88,7 @@ class TaskVector:
         written does this as it writes.
         """
         blocks = BlockSource.of(base)
-        edits = Edits(skip, rename or {})
+        edits = KeyEdits(skip, rename or {})
         opened = open_weights(tuned)
         if require_used:
             edits.require_used([opened])
@@ -402,7 +402,7 @@ def stored_vector(ref: Ref | TaskVector) -> TaskVector | None:
     if isinstance(ref, TaskVector):
         return ref
     source = open_weights(ref)
-    if isinstance(source, SafetensorsFile) and source.metadata == FORMAT:
+    if isinstance(source, SafetensorsFile) and source.metadata.get("format") == FORMAT:
         return TaskVector.load(source.files[0].path)
     return None
 
@@ -411,7 +411,7 @@ Parts = tuple[Cells, Provenance, Mapping[str, str]]
 """Cells, where they come from, and the dtype each block was stored in."""
 
 
-def _from_model(base: BlockSource, tuned: BlockSource, edits: Edits, progress: Progress | None) -> Parts:
+def _from_model(base: BlockSource, tuned: BlockSource, edits: KeyEdits, progress: Progress | None) -> Parts:
     pairs, notes = paired_blocks(base, tuned, edits)
 
     def cell(mine: Block, theirs: Block) -> Delta:

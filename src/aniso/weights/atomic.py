@@ -2,71 +2,39 @@
 
 One file: temporary beside it, written, fsynced, read back and compared, renamed, directory fsynced.
 Several files: a ``.partial`` directory that is renamed once its last file is in place.
+Missing parent directories are made. What a process left that was killed on the way is removed by the next
+one that writes to the same place.
 Every call that changes the disk goes through ``disk``, so that tests can fail any one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import re
-import secrets
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aniso.errors import LockedError, ResourceError, UsageError, printable
+from aniso.weights.disk import Disk
 from aniso.weights.files import RawFile
+from aniso.weights.temporary import (
+    TEMPORARY,
+    TEMPORARY_FILE,
+    abandoned,
+    claim,
+    directories_of,
+    temporary_name,
+)
 
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
-
-
-class Disk:
-    """The system calls that change what is on disk."""
-
-    def create(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def replace(self, old: Path, new: Path) -> None:
-        old.replace(new)
-
-    def mkdir(self, path: Path) -> None:
-        path.mkdir()
-
-    def exchange(self, a: Path, b: Path) -> None:
-        """Swap two directories in one step, where the file system can."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        done = -1
-        if hasattr(libc, "renameat2"):
-            done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
-        if done != 0:
-            aside = b.with_name(f"{b.name}.partial-old-{secrets.token_hex(4)}")
-            b.rename(aside)
-            try:
-                a.rename(b)
-            except OSError:
-                aside.rename(b)
-                raise
-            aside.rename(a)
-
-    def remove(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+_ATTEMPTS = 8  # a cleaner that finds a file before its writer has locked it is rare
 
 
 disk = Disk()
@@ -129,9 +97,9 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
             raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
         if path.exists() and not overwrite:
             raise _exists(path)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-    with _os_errors(path):
-        fd = disk.create(temporary)
+    sweep(path.parent, TEMPORARY_FILE)
+    with _os_errors(path), _parents_of(path):
+        temporary, fd = _new_file(path)
         try:
             out = AtomicFile(HashedStream(fd))
             yield out
@@ -160,11 +128,12 @@ def atomic_directory(
     replaced, asked for or not.
     """
     path = Path(path).absolute()  # so that "." has a name
+    _put_back(path)
     require_free(path, overwrite=overwrite, ours=ours)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-    with _os_errors(path):
+    sweep(path.parent, directories_of(path))
+    with _os_errors(path), _parents_of(path):
+        partial, fd = _new_directory(path)
         try:
-            disk.mkdir(partial)
             yield partial
             sync_directory(partial)
             if path.is_dir():
@@ -180,6 +149,93 @@ def atomic_directory(
             if partial.exists():
                 disk.remove(partial)
             raise
+        finally:
+            os.close(fd)
+
+
+def _new_file(path: Path) -> tuple[Path, int]:
+    """A temporary file beside ``path`` that is locked for as long as it is open."""
+    for attempt in range(_ATTEMPTS):
+        temporary = temporary_name(path, hidden=True)
+        fd = disk.create(temporary)
+        if claim(fd, temporary) or attempt == _ATTEMPTS - 1:
+            break
+        os.close(fd)
+    return temporary, fd
+
+
+def _new_directory(path: Path) -> tuple[Path, int]:
+    """A temporary directory beside ``path`` that is locked for as long as the descriptor is open."""
+    for attempt in range(_ATTEMPTS):
+        partial = temporary_name(path, hidden=False)
+        disk.mkdir(partial)
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if claim(fd, partial) or attempt == _ATTEMPTS - 1:
+                return partial, fd
+            os.close(fd)
+    raise OSError(errno.EIO, "a temporary directory vanished again and again")
+
+
+def sweep(directory: Path, names: re.Pattern[str] = TEMPORARY) -> None:
+    """Remove temporary outputs with such names whose writers are dead; those of the living stay."""
+    with contextlib.suppress(OSError):  # what cannot be removed hinders nobody
+        for name in [entry.name for entry in os.scandir(directory) if names.fullmatch(entry.name)]:
+            with abandoned(directory / name) as dead, contextlib.suppress(OSError):
+                if dead:
+                    disk.remove(directory / name)
+
+
+def _put_back(path: Path) -> None:
+    """Rename the old directory back if a process died while it swapped it for the new one in two steps."""
+    if path.exists() or not path.parent.is_dir():
+        return
+    for old in sorted(path.parent.glob(f"{glob.escape(path.name)}.partial-old-*")):
+        with abandoned(old) as dead:
+            if dead:
+                with _os_errors(path):
+                    disk.replace(old, path)
+                return
+
+
+@contextlib.contextmanager
+def _parents_of(path: Path) -> Iterator[None]:
+    """Make the missing directories above ``path``; if the block fails, those that stay empty go again."""
+    made: list[Path] = []
+    try:
+        made += _made(path.parent)
+        yield
+        for directory in made:
+            sync_directory(directory.parent)
+    except BaseException:
+        remove_empty(made)
+        raise
+
+
+def _made(directory: Path) -> list[Path]:
+    """Make a directory and those above it; returns the new ones, outermost first."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    made: list[Path] = []
+    for one in reversed(missing):
+        try:
+            disk.mkdir(one)
+        except FileExistsError:  # another process made it meanwhile
+            continue
+        except OSError:
+            remove_empty(made)
+            raise
+        made.append(one)
+    return made
+
+
+def remove_empty(directories: Sequence[Path]) -> None:
+    """Remove directories, given outermost first, as far as they are empty."""
+    for one in reversed(directories):
+        with contextlib.suppress(OSError):
+            disk.rmdir(one)
 
 
 def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None) -> None:
@@ -193,7 +249,7 @@ def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] |
 
 def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> None:
     """Nothing is there, or only what may be replaced."""
-    present = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    present = sorted(p.name for p in path.iterdir() if not _is_abandoned(p)) if path.is_dir() else []
     foreign = [name for name in present if ours is not None and not ours.fullmatch(name)]
     if foreign:
         raise UsageError(
@@ -206,10 +262,19 @@ def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> 
         raise _exists(path)
 
 
-def make_directory(path: Path) -> None:
-    """A directory to write into, if it is not there."""
+def _is_abandoned(path: Path) -> bool:
+    if not TEMPORARY.fullmatch(path.name):
+        return False
+    with abandoned(path) as dead:
+        return dead
+
+
+def make_directory(path: Path) -> list[Path]:
+    """Make a directory to write into, if it is not there; returns those that are new, outermost first."""
     with _os_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        made = _made(path)
+        path.mkdir(exist_ok=True)  # a file in its place is an error
+    return made
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> str:

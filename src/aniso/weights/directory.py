@@ -16,7 +16,7 @@ from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
 from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
 
-_JSON_LIMIT = 64 << 20
+_JSON_LIMIT = 16 << 20  # an index of 100,000 tensors
 _WHOLE = ("model.safetensors", "open_clip_model.safetensors")
 _PICKLED = ("pytorch_model.bin", "open_clip_pytorch_model.bin")
 _SHARDED = {"model.safetensors.index.json": ".safetensors", "pytorch_model.bin.index.json": ".bin"}
@@ -44,7 +44,7 @@ def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
             f"'{printable(path)}' holds no model weights",
             expected=", ".join((*_WHOLE, *_PICKLED, "adapter_config.json")),
             found=printable(", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"),
-            fix=f"aniso inspect '{printable(path)}/FILE'",
+            fix="name a weight file, or the directory that holds one under such a name",
         )
     chosen = present[0]
     source = _open_member(path, chosen, tensors_only)

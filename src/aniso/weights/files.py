@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -16,11 +17,10 @@ from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.dtypes import as_bytes
+from aniso.weights.open_files import open_files
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done."""
-Told = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it goes."""
 
 CHUNK = 1 << 20
 _ALIGNMENT = 64  # bytes, as torch has it for memory of its own
@@ -58,26 +58,20 @@ def _fresh(nbytes: int) -> Tensor:
 
 
 class RawFile:
-    """An open regular file with bounded, checked reads."""
+    """A regular file with bounded, checked reads; it must not change, and stays the file that was opened.
+
+    A thousand of them need few descriptors: those that were used longest ago are closed, and opened again
+    when they are read again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.label = printable(path)
-        try:
-            # non-blocking, so that opening a FIFO returns and can be refused
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as e:
-            code = "FILE-MISSING" if isinstance(e, FileNotFoundError) else "FILE-ACCESS"
-            raise InputError(
-                code,
-                f"'{self.label}' cannot be opened",
-                reason=e.strerror,
-                fix=f"ls -l '{self.label}'",
-            ) from None
-        status = os.fstat(self._fd)
+        self._place = Path(path).absolute()  # the working directory may be another one later
+        fd = self._open()
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            os.close(self._fd)
-            self._fd = -1
+            os.close(fd)
             raise InputError(
                 "FILE-KIND",
                 f"'{self.label}' is not a regular file",
@@ -85,25 +79,61 @@ class RawFile:
             )
         self.size = status.st_size
         self._state = _state(status)
+        self._key = open_files.add(fd)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when all ends, os may be gone first
-        if getattr(self, "_fd", -1) >= 0:
-            close(self._fd)
+    def __del__(self) -> None:
+        if hasattr(self, "_key") and open_files is not None:  # when all ends, it may be gone first
+            open_files.close(self._key)
+
+    @contextlib.contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """An open descriptor that nobody closes while the block runs."""
+        fd = open_files.borrow(self._key)
+        if fd is None:
+            fd = open_files.lend(self._key, self._reopened())
+        try:
+            yield fd
+        finally:
+            open_files.give_back(self._key)
+
+    def _open(self) -> int:
+        try:
+            # non-blocking, so that opening a FIFO returns and can be refused
+            return os.open(self._place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as e:
+            if e.errno == errno.EMFILE and open_files.close_some():
+                return self._open()
+            code = "FILE-MISSING" if isinstance(e, FileNotFoundError) else "FILE-ACCESS"
+            raise InputError(
+                code,
+                f"'{self.label}' cannot be opened",
+                reason=e.strerror,
+                fix=f"ls -l '{self.label}'",
+            ) from None
+
+    def _reopened(self) -> int:
+        try:
+            fd = self._open()
+        except InputError as e:
+            raise self._changed("was removed or closed", reason=e.facts.get("reason")) from None
+        if _state(os.fstat(fd)) != self._state:
+            os.close(fd)
+            raise self._changed("was changed or replaced")
+        return fd
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(buffer):
-            n = os.preadv(self._fd, [buffer[done : done + (64 << 20)]], offset + done)
-            if n == 0:
-                raise InputError(
-                    "FILE-CHANGED",
-                    f"'{self.label}' became shorter while it was read",
-                    expected=f"{self.size} bytes",
-                    found=f"{os.fstat(self._fd).st_size} bytes",
-                    fix="make sure nothing writes to the file, then try again",
-                )
-            done += n
-        self._check_unchanged()
+        with self._descriptor() as fd:
+            done = 0
+            while done < len(buffer):
+                n = os.preadv(fd, [buffer[done : done + (64 << 20)]], offset + done)
+                if n == 0:
+                    found = os.fstat(fd).st_size
+                    raise self._changed(
+                        "became shorter", expected=f"{self.size} bytes", found=f"{found} bytes"
+                    )
+                done += n
+            if _state(os.fstat(fd)) != self._state:
+                raise self._changed("changed")
 
     def read(self, offset: int, size: int) -> bytes:
         data = bytearray(size)
@@ -123,7 +153,8 @@ class RawFile:
 
     def stream(self) -> IO[bytes]:
         """The same open file as a stream, for readers that want one."""
-        return os.fdopen(os.dup(self._fd), "rb")
+        with self._descriptor() as fd:
+            return os.fdopen(os.dup(fd), "rb")
 
     def sha256(self, progress: Progress | None = None) -> str:
         digest = hashlib.sha256()
@@ -141,17 +172,19 @@ class RawFile:
             self.read_into(part, offset + start)
             yield part
 
-    def _check_unchanged(self) -> None:
-        if _state(os.fstat(self._fd)) != self._state:
-            raise InputError(
-                "FILE-CHANGED",
-                f"'{self.label}' changed while it was read",
-                fix="make sure nothing writes to the file, then try again",
-            )
+    def _changed(self, what: str, *, expected: str = "", found: str = "", reason: object = "") -> InputError:
+        return InputError(
+            "FILE-CHANGED",
+            f"'{self.label}' {what} while it was read",
+            expected=expected,
+            found=found,
+            reason=reason,
+            fix="make sure nothing writes to the file, then try again",
+        )
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def refuse_unknown(file: RawFile) -> InputError | UnsafeError:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aniso.errors import InputError, printable
 from aniso.weights.dtypes import as_bytes
 
 _CHUNK = 1 << 20
@@ -30,3 +31,29 @@ def combined_hash(parts: Mapping[str, str]) -> str:
     for name, value in sorted(parts.items()):
         digest.update(f"{name}\0{value}\n".encode())
     return digest.hexdigest()
+
+
+def content_checksum(index: str, tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of a small file's index and of its tensors' very bytes, to notice damage when it is read."""
+    digest = hashlib.sha256(index.encode("utf-8", "surrogatepass"))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(as_bytes(tensor.detach().cpu().contiguous()))
+    return digest.hexdigest()
+
+
+def require_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], label: str) -> None:
+    """Raise FILE-HASH if a file's metadata has a checksum that its index and tensors do not match.
+
+    Files that were written before there were checksums have none and pass.
+    """
+    expected = metadata.get("checksum")
+    found = content_checksum(metadata.get("index", ""), tensors)
+    if expected not in (None, found):
+        raise InputError(
+            "FILE-HASH",
+            f"'{label}' is damaged: its content does not match its checksum",
+            expected=printable(expected),
+            found=found,
+            fix="restore the file from a copy, or make it again",
+        )

@@ -6,6 +6,7 @@ the configuration is either used, known not to matter for the finished weights, 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from aniso.errors import InputError, printable
+from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.directory import read_json
 from aniso.weights.files import RawFile
 from aniso.weights.single import open_file
@@ -82,6 +83,8 @@ REFUSED = {
 }
 _KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERN = 512
+_MAX_MATCHES = 2_000_000  # of a pattern with a module, at about a microsecond
+_MAX_STEPS = 10**10  # of all matches together at worst; ten seconds at the slowest rate measured
 _MAX_NUMBER = 1e6
 
 _LORA_KEY = re.compile(
@@ -157,7 +160,7 @@ class PeftAdapter(WeightSource):
                 expected=" or ".join(_FILES),
                 fix="download the directory again",
             )
-        source = open_file(path / present[0])
+        source = _open_factors(path / present[0])
         notes = [*source.info.notes, f"update computed as {settings.formula()}"]
         if len(present) > 1:
             notes.append(f"{present[0]} used; {present[1]} not used")
@@ -200,6 +203,7 @@ class PeftAdapter(WeightSource):
             found = parts.setdefault(_base_name(match["module"]), {})
             if found.setdefault(match["part"] + suffix, key) != key:
                 raise self._twice(key, found[match["part"] + suffix])
+        _require_quick(self.label, [*self.settings.rank_pattern, *self.settings.alpha_pattern], list(parts))
         return tuple(self._update(module, found) for module, found in parts.items()), replacements
 
     def _update(self, module: str, found: dict[str, str]) -> LoraUpdate:
@@ -248,6 +252,15 @@ class PeftAdapter(WeightSource):
                 found=f"A {shape_a}, B {shape_b}",
                 fix=f"check r and rank_pattern in '{self.label}/{CONFIG}'",
             )
+
+
+def _open_factors(path: Path) -> WeightSource:
+    try:
+        return open_file(path)
+    except UnsafeError as e:
+        if e.code == "PICKLE-CALL":  # tensors without their configuration are no adapter: nothing to extract
+            e.fix = f"ask its author for {_FILES[0]}"
+        raise
 
 
 def is_factor(key: str) -> bool:
@@ -358,6 +371,26 @@ def _checked_pattern(text: str) -> str:
     return text
 
 
+def _require_quick(label: str, patterns: list[str], modules: list[str]) -> None:
+    """Refuse an adapter whose patterns could take minutes to match with all of its modules."""
+    longest = min(max(map(len, modules), default=0), _MAX_PATTERN)
+    steps = max((module.count(".") + 1 for module in modules), default=0)
+    # each pattern is tried behind every dot, and each repetition in it at every place
+    ways = sum((1 + p.count("|")) * longest ** len(re.findall(r"[*+{?]", p)) for p in patterns)
+    if len(patterns) * len(modules) > _MAX_MATCHES or len(modules) * steps * ways > _MAX_STEPS:
+        raise InputError(
+            "LORA-CONFIG",
+            f"'{label}' has patterns that take too long to match",
+            found=f"{len(patterns)} patterns, {len(modules)} modules",
+            fix="merge the adapter with PEFT and use the merged checkpoint",
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({pattern})$")
+
+
 def _by_pattern(patterns: Mapping[str, Any], module: str, default: float) -> float:
     """The value of the first pattern that matches the end of the module's path, as PEFT does."""
     if patterns and len(module) > _MAX_PATTERN:  # matching may take time cubic in the length
@@ -368,7 +401,7 @@ def _by_pattern(patterns: Mapping[str, Any], module: str, default: float) -> flo
             fix="merge the adapter with PEFT and use the merged checkpoint",
         )
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _compiled(pattern).match(module):
             return float(value)
     return float(patterns.get(module, default))  # PEFT takes a literal name, too
 

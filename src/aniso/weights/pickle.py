@@ -10,85 +10,67 @@ would have made.
 
 from __future__ import annotations
 
-import itertools
+import io
 import pickletools
 from collections.abc import Callable
 from typing import IO, Any, cast, final
 
 from aniso.errors import AnisoError, InputError, printable
-from aniso.weights.pickle_known import KNOWN, MAX_SIZE, enum_member, is_suspicious, storage_of
+from aniso.weights.pickle_budget import Bounded, Budget
+from aniso.weights.pickle_known import (
+    ENUMERATIONS,
+    KNOWN,
+    MAX_SIZE,
+    enum_member,
+    give_state,
+    is_suspicious,
+    keeps_state,
+)
 from aniso.weights.pickle_values import (
     Global,
     Inert,
-    OddTensor,
     Storage,
-    TensorView,
     as_key,
     malformed,
     over_limit,
+    storage_of,
 )
 from aniso.weights.source import PickleReport
 
-# Real checkpoints stay two orders of magnitude below each of these.
+# Real checkpoints stay far below each of these: a tensor takes 40 operations and 250 bytes.
 MAX_BYTES = 64 << 20
 MAX_OPCODES = 4_000_000
 MAX_STACK = 1_000_000
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_NAME = 1_000
+_MAX_REPORTED = 200  # letters of a call's name; more than are printed
+_MAX_INSIDE = 2  # files of torch.save inside of pickles inside of pickles
 _RESULT = "the result of "
 _ENDS_EARLY = ("exhausted", "not enough data", "no newline", "remain")
-
-
-class _Mark:
-    pass
-
-
-_MARK = _Mark()
-
-
-class _Bounded:
-    """A stream that stops a pickle from reading on for ever."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._left = MAX_BYTES
-
-    def _take(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        return data
-
-    def read(self, n: int) -> bytes:
-        if n > self._left:
-            raise over_limit(f"more than {MAX_BYTES} bytes")
-        return self._take(self._stream.read(n))
-
-    def readline(self) -> bytes:
-        line = self._stream.readline(self._left + 1)
-        if len(line) > self._left:
-            raise over_limit(f"more than {MAX_BYTES} bytes")
-        return self._take(line)
-
-    def tell(self) -> int:
-        return self._stream.tell()
+_MARK = object()
 
 
 @final
 class Machine:
     """Runs pickles that share one set of storages, and remembers what they asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None, depth: int = 0) -> None:
         self.storages: dict[str, Storage] = {}
+        self.budget = budget or Budget(MAX_OPCODES, MAX_STACK)
+        self._depth = depth
         self._calls: dict[str, None] = {}
-        self._names: dict[str, None] = {}
-        self._copied = 0
+        self._names: dict[str, Global] = {}
+        self._inside: dict[int, tuple[object, object]] = {}
 
     @property
     def report(self) -> PickleReport:
-        return PickleReport(tuple(self._calls), tuple(n for n in self._names if n not in KNOWN))
+        calls = dict.fromkeys(map(printable, self._calls))
+        return PickleReport(tuple(calls), tuple(printable(n) for n in self._names if n not in KNOWN))
 
     def run(self, stream: IO[bytes]) -> object:
         """The value one pickle describes; the stream is left just behind it."""
         try:
-            return _Run(self).value(_Bounded(stream))
+            return _Run(self).value(Bounded(stream, MAX_BYTES))
         except AnisoError:
             raise
         except ValueError as e:
@@ -108,44 +90,92 @@ class Machine:
         if len(module) + len(attribute) > _MAX_NAME:
             raise over_limit(f"a name of more than {_MAX_NAME} letters")
         full = f"{module}.{attribute}"
-        self._names[printable(full)] = None
-        return Global(full)
+        if full not in self._names:
+            self.budget.name(len(self._names))
+            self._names[full] = Global(full, attribute)
+        # the attribute with the most steps decides, whichever way the name was split before
+        if attribute.count(".") > self._names[full].attribute.count("."):
+            self._names[full] = Global(full, attribute)
+        return self._names[full]
 
     def call(self, function: object, args: object) -> object:
-        """What ``function(*args)`` stands for; recorded if it is not plain data."""
+        """What ``function(*args)`` stands for; recorded as a call if it is not plain data."""
         if isinstance(function, Global) and isinstance(args, tuple):
             known = KNOWN.get(function.name)
             if known is not None:
                 return known(self, args)
             if function.name.endswith(".getattr") and (named := enum_member(args)):
                 return self.name(*named)
-            name = function.name
-        else:
-            called = getattr(function, "name", type(function).__name__)
-            # results of results keep one name, or it would grow with every call
-            name = called if called.startswith(_RESULT) else _RESULT + called
-            self._calls[printable(name)] = None
-            return Inert(name, args)
-        self.build(name)
+            if function.name not in ENUMERATIONS:
+                self.would_call(function.name)
+            return Inert(function.name, args)
+        called = getattr(function, "name", type(function).__name__)
+        # results of results keep one name, or it would grow with every call
+        self.would_call(name := called if called.startswith(_RESULT) else _RESULT + called)
         return Inert(name, args)
 
     def copy(self, values: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
-        """Values about to be copied; a short program could copy a long list for ever."""
-        self._copied += len(values)
-        if self._copied > MAX_OPCODES:
-            raise over_limit(f"more than {MAX_OPCODES} values copied")
+        """Values about to be copied."""
+        self.budget.copies(len(values))
         return values
 
-    def build(self, name: str) -> None:
-        """Note that the program makes or fills an object of this name."""
-        if is_suspicious(name):
-            self._calls[printable(name)] = None
+    def make(self, cls: Global) -> None:
+        """Note that the program makes an object of this class, without calling the class itself."""
+        if is_suspicious(cls):
+            self.would_call(cls.name)
+
+    def fill(self, target: Inert, method: str) -> None:
+        """Note that the program fills an object by a method of its class.
+
+        Pickle fills an object once, items first. The method of an object that has its state already may be
+        an attribute that the state gave it.
+        """
+        if target.state is not None or not keeps_state(target.name):
+            self.would_call(f"{target.name}.{method}")
+
+    def would_call(self, name: str) -> None:
+        """Record a call for the report."""
+        self._calls[name[:_MAX_REPORTED]] = None
+
+    def read_inside(self, data: object) -> object:
+        """Read a ``torch.save`` file that lies inside of a pickle; None if that is not possible.
+
+        The calls it would make are the calls of this pickle. One text may be used many times, so each is
+        read once.
+        """
+        if isinstance(data, Inert) and data.name == "_codecs.encode":  # how protocols 0 to 2 write bytes
+            data = data.args[0] if isinstance(data.args, tuple) and data.args else None
+        if id(data) not in self._inside:
+            self._inside[id(data)] = data, self._read_inside(data)
+        return self._inside[id(data)][1]
+
+    def _read_inside(self, data: object) -> object:
+        if isinstance(data, str) and len(data) <= MAX_BYTES:
+            data = data.encode("latin-1", "replace")
+        if not isinstance(data, bytes | bytearray) or self._depth >= _MAX_INSIDE:
+            return None
+        machine = Machine(self.budget, self._depth + 1)
+        stream = io.BytesIO(data)
+        try:
+            magic = machine.run(stream)
+            _, _, value, _ = [machine.run(stream) for _ in range(4)] if magic == LEGACY_MAGIC else [None] * 4
+        except AnisoError as e:
+            if e.code == "PICKLE-LIMIT":
+                raise
+            return None
+        finally:
+            self._calls.update(machine._calls)
+            for name, target in machine._names.items():
+                self._names.setdefault(name, target)
+        return value
 
     def persistent(self, ident: object) -> object:
         match ident:
-            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if (
+            case ("storage", Global(name=kind), str(key), str(), int(numel), *view) if (
                 view in ([], [None]) and abs(numel) < MAX_SIZE
             ):
+                if not (kind.startswith("torch.") and kind.endswith("Storage")):
+                    self.would_call(kind)  # old versions of torch make the storage by calling its type
                 storage = storage_of(key, kind.rsplit(".", 1)[-1], numel)
                 if self.storages.setdefault(key, storage) != storage:
                     raise malformed(f"storage {printable(key)} is declared twice, differently")
@@ -163,11 +193,10 @@ class _Run:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def value(self, stream: _Bounded) -> object:
-        count = itertools.count(1)
+    def value(self, stream: Bounded) -> object:
+        charge = self.machine.budget.operation
         for opcode, arg, _ in pickletools.genops(cast(Any, stream)):
-            if next(count) > MAX_OPCODES or len(self.stack) > MAX_STACK:
-                raise over_limit(f"more than {MAX_OPCODES} operations or {MAX_STACK} open values")
+            charge(opcode.name, arg, len(self.stack))
             if opcode.name == "STOP":
                 return self.stack.pop()
             _OPERATIONS.get(opcode.name, _Run._refuse)(self, arg)
@@ -197,7 +226,10 @@ class _Run:
     # operations, named after what they do; the table below gives them their opcodes
 
     def put(self, index: Any) -> None:
-        self.memo[int(index)] = self.stack[-1]
+        # pickle counts up from zero; chosen numbers could all fall into one slot of the dictionary
+        if not 0 <= (at := int(index)) <= MAX_OPCODES:
+            raise over_limit(f"more than {MAX_OPCODES} remembered values")
+        self.memo[at] = self.stack[-1]
 
     def memoize(self, _: object) -> None:
         self.memo[len(self.memo)] = self.stack[-1]
@@ -225,7 +257,9 @@ class _Run:
 
     def new_object_ex(self, _: object) -> None:
         cls, args, kwargs = self.top(3)
-        self._instance(cls, (args, kwargs))
+        if kwargs and isinstance(cls, Global) and cls.name in KNOWN:
+            self.machine.would_call(cls.name)  # no constructor that is known takes names
+        self._instance(cls, args if kwargs == {} else (args, kwargs))
 
     def inst(self, arg: Any) -> None:
         module, _, attribute = arg.partition(" ")
@@ -242,18 +276,12 @@ class _Run:
         if cls.name in KNOWN and isinstance(args, tuple):
             self.push(KNOWN[cls.name](self.machine, args))
             return
-        self.machine.build(cls.name)
+        self.machine.make(cls)
         self.push(Inert(cls.name, args))
 
     def build(self, _: object) -> None:
         (state,) = self.top(1)
-        target = self.stack[-1]
-        if isinstance(target, Inert):
-            self.machine.build(target.name)
-            target.state = state
-        elif not isinstance(target, dict | TensorView | OddTensor | Storage):
-            # an ordered dictionary may carry attributes (torch's _metadata); nothing else plain does
-            raise malformed("state for a value that has none")
+        give_state(self.machine, self.stack[-1], state)
 
     def persistent(self, _: object) -> None:
         self.push(self.machine.persistent(self.top(1)[0]))
@@ -271,7 +299,8 @@ class _Run:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if isinstance(target, Inert):
-            target.items.extend(items)
+            self.machine.fill(target, "extend")
+            target.add_items(items)
         elif isinstance(target, list):
             target.extend(items)
         else:
@@ -285,11 +314,14 @@ class _Run:
 
     def _update(self, flat: list[Any]) -> None:
         target = self.stack[-1]
-        mapping = target.mapping if isinstance(target, Inert) else target
-        if not isinstance(mapping, dict) or len(flat) % 2:
+        if isinstance(target, Inert):
+            self.machine.fill(target, "__setitem__")
+            target = target.entries()
+        if not isinstance(target, dict) or len(flat) % 2:
             raise malformed("entries for a value that holds none")
+        self.machine.budget.entries(len(flat) // 2)
         for key, value in zip(flat[::2], flat[1::2], strict=True):
-            mapping[as_key(key)] = value
+            target[as_key(key)] = value
 
     def dictionary(self, _: object) -> None:
         flat = self.to_mark()

@@ -1,34 +1,129 @@
-"""What pickles of checkpoints build, understood as data: dictionaries, tensors, plain values."""
+"""What pickles of checkpoints build, understood as data: dictionaries, tensors, plain values.
+
+Everything that is not listed here and that runs code of a class when it is unpickled (calling the class,
+``__setstate__``, adding items) counts as a call, whatever it is called.
+
+What is listed here is data only as long as its arguments are. Python and torch look many methods up on an
+object before its class (``keys``, ``items``, ``detach``, ``__torch_function__``), so an object whose
+attributes come from the file answers with any function the file names.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from aniso.weights.pickle_values import (
+    DTYPE_NAMES,
+    STORAGE_TYPES,
     Global,
+    Host,
     Inert,
     OddTensor,
     Storage,
     TensorView,
     as_key,
+    is_module_state,
     malformed,
 )
 
 _MAX_DIMENSIONS = 64
 MAX_SIZE = 2**63
-
-
-class Host(Protocol):
-    """The machine, as far as constructors need it."""
-
-    def call(self, function: object, args: object) -> object: ...
-    def build(self, name: str) -> None: ...
-    def copy(self, values: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]: ...
+_FEW = 16  # arguments; checking more is charged, since one tuple may be the arguments of many calls
+_REBUILD = "torch._utils._rebuild_tensor_v2"
+_DATA = bool, int, float, str, bytes, bytearray, tuple, list, dict, Storage, TensorView, OddTensor
+# types, layouts and quantisation schemes, which torch pickles by name
+_TORCH_CONSTANT = re.compile(
+    r"torch\.(u?int\d*|b?float\d*\w*|complex\w+|bool|half|double|long|short|q?u?int\w+|sparse_\w+|strided|per_\w+)"
+)
 
 
 Constructor = Callable[[Host, tuple[Any, ...]], object]
+
+
+def is_harmless(value: object) -> bool:
+    """Tell whether this value has no attributes that the file chose, so that its methods are its class's."""
+    if isinstance(value, Inert):
+        # arrays and dtypes of NumPy are built with a state and have no attributes of their own
+        known = value.name in KNOWN or value.name in _SHORT_NAMES
+        return known and (value.state is None or value.name.startswith("numpy."))
+    if isinstance(value, Global):
+        return _TORCH_CONSTANT.fullmatch(value.name) is not None
+    return value is None or isinstance(value, _DATA)
+
+
+def _checked(name: str, construct: Constructor) -> Constructor:
+    """The constructor, with a call recorded if an argument could make it run code."""
+
+    def call(machine: Host, args: tuple[Any, ...]) -> object:
+        if not all(map(is_harmless, args if len(args) < _FEW else machine.copy(args))):
+            machine.would_call(name)
+        return construct(machine, args)
+
+    return call
+
+
+def check_parts(machine: Host, name: str, args: tuple[Any, ...] | list[Any]) -> None:
+    """Record a call unless the arguments, and the elements of those that are sequences, are data."""
+    parts = [machine.copy(arg) for arg in args if isinstance(arg, tuple | list)]
+    if not all(is_harmless(value) for values in (args, *parts) for value in values):
+        machine.would_call(name)
+
+
+def check_attributes(machine: Host, name: str, state: object) -> None:
+    """Record a call if a state gives an object an attribute that can be called, or is no plain state."""
+    if not is_harmless(state):
+        machine.would_call(f"{name}.__setstate__")
+    for part in state if isinstance(state, tuple) else (state,):
+        attributes = part.mapping if isinstance(part, Inert) else part
+        if isinstance(attributes, dict):
+            machine.copy(list(attributes))
+            if any(isinstance(value, Global | Inert) for value in attributes.values()):
+                machine.would_call(f"{name}.__setstate__")
+
+
+def give_state(machine: Host, target: object, state: object) -> None:
+    """Record the calls that giving a state to a value would make, and keep the state of an object."""
+    match target:
+        case Inert():
+            _fill_object(machine, target, state)
+        case dict():  # an ordered dictionary may carry attributes, such as torch's _metadata
+            check_attributes(machine, "collections.OrderedDict", state)
+        case TensorView() | OddTensor():
+            check_attributes(machine, "torch.Tensor", state)
+            check_parts(machine, "torch.Tensor.__setstate__", state if isinstance(state, tuple) else ())
+        case Storage():
+            machine.would_call("torch.storage.TypedStorage.__setstate__")
+        case _:
+            raise malformed("state for a value that has none")
+
+
+def _fill_object(machine: Host, target: Inert, state: object) -> None:
+    if target.state is not None or not is_module_state(state):
+        machine.fill(target, "__setstate__")
+    if not is_harmless(state):
+        machine.would_call(f"{target.name}.__setstate__")
+    if target.name.startswith("torch.optim."):
+        _check_optimiser(machine, target.name, state)
+    if target.name == "functools.partial":
+        check_callable(machine, state[0] if isinstance(state, tuple) and state else None)
+    target.state = () if state is None else state
+
+
+def _check_optimiser(machine: Host, name: str, state: object) -> None:
+    """Record a call if an optimiser's ``__setstate__`` could find a function of the file's choice.
+
+    It calls methods of its own and of its values: ``self._patch_step_function()``, ``group.setdefault()``.
+    """
+    values = machine.copy(list(state.values())) if isinstance(state, dict) else [state]
+    groups = [machine.copy(value) for value in values if isinstance(value, list)]
+    for value in (inner for several in (values, *groups) for inner in several):
+        own = isinstance(value, Inert) and value.name.startswith("torch.optim.")
+        if isinstance(value, Global | Inert) and not own:
+            machine.would_call(f"{name}.__setstate__")
 
 
 def _ordered_dict(machine: Host, args: tuple[Any, ...]) -> object:
@@ -36,7 +131,8 @@ def _ordered_dict(machine: Host, args: tuple[Any, ...]) -> object:
     return {as_key(key): value for key, value in pairs}
 
 
-def _view(storage: object, offset: object, shape: object, stride: object, dtype: str | None = None) -> object:
+def _view(machine: Host, args: tuple[Any, ...], dtype: str | None = None) -> object:
+    storage, offset, shape, stride = args
     sizes, steps = _ints(shape), _ints(stride)
     if type(offset) is int and abs(offset) >= MAX_SIZE:
         raise malformed("a tensor of impossible size")
@@ -44,6 +140,7 @@ def _view(storage: object, offset: object, shape: object, stride: object, dtype:
         kind = dtype or storage.dtype
         if kind is not None and len(sizes) == len(steps):
             return TensorView(storage, kind, offset, sizes, steps)
+    check_parts(machine, _REBUILD, args)
     return OddTensor("a tensor of an unknown storage")
 
 
@@ -57,61 +154,118 @@ def _ints(value: object) -> tuple[int, ...] | None:
     return None
 
 
-def _rebuild_v2(_: Host, args: tuple[Any, ...]) -> object:
+def _rebuild_v2(machine: Host, args: tuple[Any, ...]) -> object:
     # storage, offset, shape, stride, requires_grad, hooks, marks such as "negate when read"
     if len(args) > 6 and args[6]:
+        check_parts(machine, _REBUILD, (*args[:5], *args[6:]))
         return OddTensor("a tensor that is changed when read")
-    return _view(*args[:4])
+    return _view(machine, args[:4])
 
 
-def _rebuild_v3(_: Host, args: tuple[Any, ...]) -> object:
+def _rebuild_v3(machine: Host, args: tuple[Any, ...]) -> object:
     # storage, offset, shape, stride, requires_grad, hooks, dtype
     kind = args[6].name.rsplit(".", 1)[-1] if isinstance(args[6], Global) else ""
-    storage, offset, shape, stride = args[:4]
-    return _view(storage, offset, shape, stride, _DTYPE_NAMES.get(kind))
+    return _view(machine, args[:4], DTYPE_NAMES.get(kind))
 
 
 def _rebuild_from_type(machine: Host, args: tuple[Any, ...]) -> object:
     # function, type, arguments, state: a tensor with attributes
-    return machine.call(args[0], args[2])
+    value = machine.call(args[0], args[2])
+    if not isinstance(value, TensorView | OddTensor):
+        machine.would_call("torch._tensor._rebuild_from_type_v2")
+    if isinstance(args[1], Global):
+        machine.make(args[1])
+        # the attributes of a subclass of tensors are a dictionary, or a pair of them where it has slots
+        parts = args[3] if isinstance(args[3], tuple) and len(args[3]) == 2 else (args[3],)
+        stored = all(part is None or isinstance(part, dict) for part in parts)
+        if not stored and not keeps_state(args[1].name):
+            machine.would_call(f"{args[1].name}.__setstate__")
+    check_attributes(machine, "torch.Tensor", args[3])
+    return value
+
+
+def _load_from_bytes(machine: Host, args: tuple[Any, ...]) -> object:
+    # a whole file of torch.save in a text, which torch unpickles in turn
+    value = machine.read_inside(args[0])
+    if isinstance(value, Storage | TensorView | OddTensor):
+        return OddTensor("a tensor written by pickle.dump")
+    if value is None:
+        machine.would_call("torch.storage._load_from_bytes")
+    return Inert("a file inside of the pickle")
 
 
 def _size(machine: Host, args: tuple[Any, ...]) -> object:
     return tuple(machine.copy(args[0])) if args and isinstance(args[0], tuple | list) else ()
 
 
-def _odd(what: str) -> Constructor:
-    return lambda _, args: OddTensor(what)
+def _odd(name: str, what: str) -> Constructor:
+    def construct(machine: Host, args: tuple[Any, ...]) -> object:
+        check_parts(machine, name, args)
+        return OddTensor(what)
+
+    return construct
 
 
 def _inert(name: str) -> Constructor:
     return lambda _, args: Inert(name, args)
 
 
-def _first(_: Host, args: tuple[Any, ...]) -> object:
+def _parameter(machine: Host, args: tuple[Any, ...]) -> object:
+    # data, requires_grad, hooks, attributes: torch calls data.detach()
+    if not isinstance(args[0], TensorView | OddTensor):
+        machine.would_call("torch._utils._rebuild_parameter")
+    if len(args) > 3:
+        check_attributes(machine, "torch.nn.Parameter", args[3])
     return args[0]
 
 
-def _reconstructor(machine: Host, args: tuple[Any, ...]) -> object:
+def check_callable(machine: Host, target: object) -> None:
+    """Record a call of what a partial or a default factory would call, unless that makes an object."""
+    if isinstance(target, Inert) and target.name == "functools.partial":
+        return  # checked when it was made
+    if not isinstance(target, Global):
+        machine.would_call("functools.partial")
+    elif is_suspicious(target):
+        machine.would_call(target.name)
+
+
+def _partial(machine: Host, args: tuple[Any, ...]) -> object:
+    check_callable(machine, args[0])
+    return Inert("functools.partial", args)
+
+
+def _default_dict(machine: Host, args: tuple[Any, ...]) -> object:
+    if args and args[0] is not None:
+        check_callable(machine, args[0])
+    if not all(map(is_harmless, args[1:2])):
+        machine.would_call("collections.defaultdict")
+    return {}
+
+
+def _array(machine: Host, args: tuple[Any, ...]) -> object:
+    # class, shape, type: an object of that class, which its state fills
     cls = args[0]
     if not isinstance(cls, Global):
+        raise malformed("an array of something that is not a class")
+    machine.make(cls)
+    check_parts(machine, "numpy.ndarray", args[1:])
+    return Inert(cls.name, args)
+
+
+def _reconstructor(machine: Host, args: tuple[Any, ...]) -> object:
+    # class, base, state: makes an object by base.__new__(class, state), then base.__init__(object, state)
+    cls, base = args[0], args[1]
+    if not isinstance(cls, Global):
         raise malformed("an object of something that is not a class")
-    machine.build(cls.name)
+    machine.make(cls)
+    if not isinstance(base, Global):
+        machine.would_call("copyreg._reconstructor")
+    elif base.name not in _BUILTINS:
+        machine.would_call(f"{base.name}.__init__")
+    if not all(map(is_harmless, args[2:3])):
+        machine.would_call(f"{cls.name}.__init__")
     return Inert(cls.name, args[2:])
 
-
-_DTYPE_NAMES = {
-    "float32": "F32", "float": "F32", "float64": "F64", "double": "F64", "float16": "F16", "half": "F16",
-    "bfloat16": "BF16", "uint8": "U8", "int8": "I8", "int16": "I16", "short": "I16", "int32": "I32",
-    "int": "I32", "int64": "I64", "long": "I64", "bool": "BOOL", "uint16": "U16", "uint32": "U32",
-    "uint64": "U64",
-}  # fmt: skip
-
-_STORAGE_TYPES = {
-    "FloatStorage": "F32", "DoubleStorage": "F64", "HalfStorage": "F16", "BFloat16Storage": "BF16",
-    "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16", "IntStorage": "I32",
-    "LongStorage": "I64", "BoolStorage": "BOOL",
-}  # fmt: skip
 
 _PLAIN = [
     "torch.device",
@@ -119,7 +273,6 @@ _PLAIN = [
     "torch.Generator",
     "torch.layout",
     "_codecs.encode",
-    "functools.partial",
     "argparse.Namespace",
     "types.SimpleNamespace",
     "collections.Counter",
@@ -140,71 +293,104 @@ _PLAIN = [
     "pathlib._local.WindowsPath",
     "logging.getLogger",
     "numpy.core.multiarray.scalar",
-    "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray.scalar",
-    "numpy._core.multiarray._reconstruct",
     "numpy.dtype",
     "numpy.ndarray",
     "numpy._core.numeric._frombuffer",
     "numpy.core.numeric._frombuffer",
     "torch.serialization._get_layout",
 ]
+_ODD = {
+    "_rebuild_sparse_tensor": "a sparse tensor",
+    "_rebuild_qtensor": "a quantised tensor",
+    "_rebuild_meta_tensor_no_storage": "a meta tensor",
+    "_rebuild_device_tensor_from_numpy": "a tensor kept as a NumPy array",
+}
 _BUILTIN_VALUES = (
-    "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool xrange"
+    "set frozenset list tuple dict object int float str bytes bytearray slice range complex bool xrange long"
 )
 
+_BUILTINS = {f"{m}.{n}": n for m in ("builtins", "__builtin__") for n in _BUILTIN_VALUES.split()}
+
 KNOWN: dict[str, Constructor] = {
-    **{name: _inert(name) for name in _PLAIN},
-    **{f"{m}.{n}": _inert(n) for m in ("builtins", "__builtin__") for n in _BUILTIN_VALUES.split()},
-    **{f"torch.{kind}": _inert(kind) for kind in _STORAGE_TYPES},
-    **{f"torch.storage.{kind}": _inert(kind) for kind in ("TypedStorage", "UntypedStorage")},
-    "collections.OrderedDict": _ordered_dict,
-    "collections.defaultdict": lambda _, args: {},
+    **{name: _checked(name, _inert(name)) for name in _PLAIN},
+    **{name: _checked(name, _inert(kind)) for name, kind in _BUILTINS.items()},
+    **{f"torch.{kind}": _checked(f"torch.{kind}", _inert(kind)) for kind in STORAGE_TYPES},
+    **{f"torch.storage.{k}": _checked(f"torch.{k}", _inert(k)) for k in ("TypedStorage", "UntypedStorage")},
+    **{f"{m}.multiarray._reconstruct": _array for m in ("numpy.core", "numpy._core")},
+    "functools.partial": _partial,
+    "collections.OrderedDict": _checked("collections.OrderedDict", _ordered_dict),
+    "collections.defaultdict": _default_dict,
     "copyreg._reconstructor": _reconstructor,
     "copy_reg._reconstructor": _reconstructor,
-    "torch.Size": _size,
-    "torch._utils._rebuild_tensor": lambda _, args: _view(*args[:4]),
-    "torch._utils._rebuild_tensor_v2": _rebuild_v2,
+    "torch.Size": _checked("torch.Size", _size),
+    "torch._utils._rebuild_tensor": lambda machine, args: _view(machine, args[:4]),
+    _REBUILD: _rebuild_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_v3,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
     # forms of tensor that are not plain arrays: kept by name, refused where one is asked for
-    "torch._utils._rebuild_sparse_tensor": _odd("a sparse tensor"),
-    "torch._utils._rebuild_qtensor": _odd("a quantised tensor"),
-    "torch._utils._rebuild_meta_tensor_no_storage": _odd("a meta tensor"),
-    "torch._utils._rebuild_device_tensor_from_numpy": _odd("a tensor kept as a NumPy array"),
-    "torch.storage._load_from_bytes": _odd("a tensor written by pickle.dump"),
+    **{f"torch._utils.{name}": _odd(f"torch._utils.{name}", what) for name, what in _ODD.items()},
+    "torch.storage._load_from_bytes": _load_from_bytes,
 }
+
+ENUMERATIONS = frozenset({"torchvision.transforms.functional.InterpolationMode"})
+"""Enumerations are pickled as a call of their class; these are in many pickled image encoders."""
 
 _NOT_LIBRARIES = frozenset(sys.stdlib_module_names) | {
     "__builtin__", "copy_reg", "posix", "nt", "pip", "setuptools", "pkg_resources", "distutils", "commands",
 }  # fmt: skip
 
 
-def is_suspicious(name: str) -> bool:
-    """Whether making or calling this is more than recording an object of some model's class."""
-    if name in KNOWN:
+# Classes whose methods only store what they are given, and that real checkpoints hold beside their weights.
+_KEEPS_STATE = re.compile(
+    r"""
+    torch\.(nn|optim)\.[\w.]+                                      # parts of modules; optimisers
+    | torch\.(_tensor\.)?Tensor | torchvision\.tv_tensors\.[\w.]+
+    | torchvision\.transforms\.[\w.]+ | open_clip\.transform\.\w+    # preprocessing
+    | transformers\.(models\.\w+\.|generation\.)?configuration_\w+\.\w+Config
+    | omegaconf\.(dictconfig|listconfig|base|nodes)\.\w+
+    | (pytorch_lightning|lightning\.pytorch)\.utilities\.parsing\.AttributeDict
+    | (lightning_fabric|lightning\.fabric)\.utilities\.data\.AttributeDict
+    | easydict\.EasyDict | yacs\.config\.CfgNode | munch\.Munch
+    """,
+    re.VERBOSE,
+)
+
+
+_SHORT_NAMES = frozenset({*_BUILTINS.values(), *STORAGE_TYPES, "TypedStorage", "UntypedStorage"})
+
+
+@functools.lru_cache(maxsize=1024)
+def keeps_state(name: str) -> bool:
+    """Whether ``__setstate__`` and item assignment on this class are known to store, and to do no more."""
+    if name == "logging.getLogger":
+        return False  # every part of a program shares its loggers
+    return name in KNOWN or name in _SHORT_NAMES or _KEEPS_STATE.fullmatch(name) is not None
+
+
+def is_suspicious(target: Global) -> bool:
+    """Whether making an instance of this is more than recording an object of some model's class.
+
+    Pickle looks an attribute with dots up step by step. Each step must be a class, written with a capital;
+    a step in small letters is a module or a function, and ``_utils.subprocess.Popen`` of an innocent
+    library is ``subprocess.Popen``.
+    """
+    if target.name in KNOWN:
         return False
-    if name.split(".", 1)[0] in _NOT_LIBRARIES:
+    if target.name.split(".", 1)[0] in _NOT_LIBRARIES:
         return True
-    # classes are written in capitals, functions are not; a checkpoint has no reason to call functions
-    return not name.rsplit(".", 1)[-1].lstrip("_")[:1].isupper()
+    attribute = target.attribute or target.name.rsplit(".", 1)[-1]
+    return not all(step.lstrip("_")[:1].isupper() for step in attribute.split("."))
 
 
 def enum_member(args: tuple[Any, ...]) -> tuple[str, str] | None:
-    """``getattr(SomeEnum, "MEMBER")``, the way Python 3.11 pickles members of enumerations."""
+    """Module and attribute of ``getattr(SomeEnum, "MEMBER")``, as Python 3.11 pickles enumerations."""
     match args:
-        case (Global(name=owner), str(member)) if (
-            not is_suspicious(owner) and owner not in KNOWN and not member.startswith("_")
+        case (Global(name=name) as owner, str(member)) if (
+            not is_suspicious(owner) and name not in KNOWN and not member.startswith("_")
         ):
-            return owner, member
+            attribute = owner.attribute or name.rsplit(".", 1)[-1]
+            return name.removesuffix(f".{attribute}"), f"{attribute}.{member}"
     return None
-
-
-def storage_of(key: str, kind: str, numel: int) -> Storage:
-    if kind in _STORAGE_TYPES:
-        return Storage(key, _STORAGE_TYPES[kind], numel)
-    # of types that cannot be computed with only the size matters, to find what lies behind
-    sizes = {"ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "QInt32Storage": 4}
-    return Storage(key, None, numel, sizes.get(kind, 1))

@@ -16,9 +16,12 @@ from aniso.weights.atomic import HashedStream, atomic_file
 from aniso.weights.dtypes import BITS, NAMES, TORCH, as_bytes
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
-from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
+from aniso.weights.source import SourceInfo, TensorInfo, WeightSource, check_name, is_possible
 
-_HEADER_LIMIT = 64 << 20  # room for half a million tensors; the reference reader stops at 100 MB
+_HEADER_LIMIT = 64 << 20  # with the spaces that writers leave at its end
+_TEXT_LIMIT = 32 << 20
+_VALUES_LIMIT = 3_000_000
+"""Values in a header: room for 250,000 tensors, more than twice as many as any model has."""
 _MAX_DIMENSIONS = 64
 _LENGTH = struct.Struct("<Q")
 
@@ -43,6 +46,7 @@ class SafetensorsFile(WeightSource):
         self._offsets: dict[str, int] = {}
         spans = []
         for name, entry in header.items():
+            check_name(file.label, name)
             info, begin, end = _entry(file, name, entry)
             self._tensors[name] = info
             self._offsets[name] = start + begin
@@ -86,6 +90,8 @@ def _torch_dtype(label: str, name: str, info: TensorInfo) -> torch.dtype:
 
 
 def _read_header(file: RawFile) -> tuple[dict[str, Any], int]:
+    if file.size < _LENGTH.size:
+        raise _truncated(file, _LENGTH.size)
     (length,) = _LENGTH.unpack(file.read(0, 8))
     if length > _HEADER_LIMIT:
         raise UnsafeError(
@@ -96,8 +102,9 @@ def _read_header(file: RawFile) -> tuple[dict[str, Any], int]:
         )
     if 8 + length > file.size:
         raise _truncated(file, 8 + length)
+    text = file.read(8, length).rstrip(b" ")
     try:
-        return parse_object(file.read(8, length)), 8 + length
+        return parse_object(text, largest=_TEXT_LIMIT, most_values=_VALUES_LIMIT), 8 + length
     except JsonError as e:
         raise UnsafeError(
             "ST-HEADER",
@@ -137,6 +144,7 @@ def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, in
             and len(shape) <= _MAX_DIMENSIONS
             and dtype in BITS
             and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+            and is_possible(tuple(shape))
         ):
             info = TensorInfo(dtype, tuple(shape))
         case _:

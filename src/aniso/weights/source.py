@@ -11,9 +11,39 @@ from typing import final
 
 from torch import Tensor
 
-from aniso.errors import InputError, printable
+from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.dtypes import BITS, FLOATS
 from aniso.weights.files import Progress, RawFile
+
+_MAX_NAME = 1 << 16
+_MAX_ELEMENTS = 1 << 40
+
+
+def check_name(label: str, name: str) -> None:
+    """Refuse a tensor's name that cannot be printed, hashed and written to a file as it is."""
+    found = ""
+    if not name:
+        found = "an empty name"
+    elif len(name) > _MAX_NAME:
+        found = f"a name of {len(name)} letters"
+    elif not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+        found = "half of a surrogate pair, which is no letter"
+    if found:
+        raise UnsafeError(
+            "WEIGHT-LABEL",
+            f"'{label}' has a tensor whose name cannot be used",
+            key=printable(name) or "''",
+            found=found,
+            fix="rename the tensor where the file was made, and save it again",
+        )
+
+
+def is_possible(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor can have this shape; one without elements may claim any size in other dimensions.
+
+    Strides of such a tensor are products of its sizes, which overflow at 2^63 elements.
+    """
+    return min(shape, default=0) >= 0 and math.prod(n or 1 for n in shape) <= _MAX_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -108,7 +138,7 @@ class WeightSource(ABC):
             raise InputError(
                 "WEIGHT-NAME",
                 f"'{self.label}' has no tensor '{printable(name)}'",
-                fix=f"aniso inspect '{self.label}'",
+                fix=f"list its tensors with: aniso inspect --keys '{self.label}'",
             )
         return self._load(name)
 

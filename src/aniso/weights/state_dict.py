@@ -6,12 +6,14 @@ The rules, in order; each one that is used is reported:
 2. A module (an object with parameters, buffers and submodules) becomes its state dict.
 3. A mapping of names to tensors is a state dict.
 4. Otherwise the entries that hold tensors are candidates, but for those called like the state of an
-   optimiser or a scheduler. A single candidate is taken; several are an error that lists them.
+   optimiser, a scheduler or a training loop. A single candidate is taken; several are an error that lists
+   them.
 5. A prefix ``module.`` (DataParallel) or ``_orig_mod.`` (torch.compile) shared by all names is removed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +21,15 @@ from typing import Any
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.pickle_values import Inert, OddTensor, TensorView
 
-_NOT_WEIGHTS = ("optim", "sched", "scaler", "ema_optim", "grad")
+# how the names begin of what training keeps beside the weights; callbacks and loops are Lightning's
+_NOT_WEIGHTS = ("optim", "sched", "scaler", "ema_optim", "grad", "callbacks", "loops")
 _PREFIXES = ("module.", "_orig_mod.")
-_MAX_DEPTH = 64
+_MAX_PREFIXES = 8  # each one removed copies all names
+_MAX_WRAPPERS = 8  # entries in entries around the weights; real checkpoints have two or three
+_MAX_DEPTH = 64  # modules in modules
 _MAX_NODES = 500_000
+_MAX_STEPS = 6_000_000  # values looked at in search of tensors; about three seconds
+_MAX_CANDIDATES = 10
 
 
 @dataclass(frozen=True)
@@ -36,64 +43,96 @@ class Found:
 def find_state_dict(root: object, entry: str, label: str) -> Found:
     """The state dict in ``root`` by the rules above."""
     notes: list[str] = []
-    node = root
-    for part in filter(None, entry.split(".")):
-        node = _entries(node).get(part)
-        if node is None:
-            raise InputError(
-                "CKPT-NONE",
-                f"'{label}' has no entry '{printable(entry)}'",
-                found=_names(root),
-                fix=f"aniso inspect '{label}'",
-            )
-    for _ in range(_MAX_DEPTH):
-        if _is_weights(node):
+    search = _TensorSearch()
+    node = _named_entry(root, entry, label)
+    for _ in range(_MAX_WRAPPERS):
+        search.charge(sum(map(len, _parts(node))))
+        if _is_weights(node, search):
             break
-        name, ignored = _only_candidate(node, label)
+        name, ignored = _only_candidate(node, search, label)
         notes.append(f"weights taken from entry '{printable(name)}'")
         if ignored:
             notes.append(f"entries left out: {printable(', '.join(ignored))}")
-        node = _entries(node)[name]
+        node = _entry(node, name)
     else:
         raise UnsafeError(
             "PICKLE-LIMIT",
-            f"'{label}' nests its entries more than {_MAX_DEPTH} deep",
+            f"'{label}' nests its entries more than {_MAX_WRAPPERS} deep",
             fix="ask its author for a safetensors file",
         )
-    tensors, left_out = _flatten(node, label)
+    tensors, left_out = _flatten(node, search, label)
     if left_out:
         notes.append(f"entries that are not tensors, left out: {printable(', '.join(left_out))}")
     return _without_prefix(tensors, notes)
 
 
+def _named_entry(root: object, entry: str, label: str) -> object:
+    """The value that ``FILE::entry`` names."""
+    node = root
+    for part in filter(None, entry.split(".")):
+        node = _entry(node, part)
+        if node is None:
+            names = [name for name, _ in _entries(root)][:_MAX_CANDIDATES]
+            raise InputError(
+                "CKPT-NONE",
+                f"'{label}' has no entry '{printable(entry)}'",
+                found=_names(root),
+                fix=f"name one that is there: '{label}::{printable(names[0], 40)}'"
+                if names
+                else "leave out ::",
+            )
+    return node
+
+
 def _without_prefix(tensors: dict[str, TensorView], notes: list[str]) -> Found:
-    while prefix := next((p for p in _PREFIXES if tensors and all(n.startswith(p) for n in tensors)), ""):
+    for _ in range(_MAX_PREFIXES):
+        prefix = next((p for p in _PREFIXES if tensors and all(n.startswith(p) for n in tensors)), None)
+        if prefix is None:
+            break
         notes.append(f"prefix '{prefix}' removed from all names")
         tensors = {name.removeprefix(prefix): view for name, view in tensors.items()}
     return Found(tensors, tuple(notes))
 
 
-def _entries(node: object) -> dict[str, Any]:
-    """The named parts of a value: of a mapping, or the attributes of an object."""
+def _parts(node: object) -> list[dict[Any, Any]]:
+    """The dictionaries a value's named parts are in; of two equal names the one in the later counts."""
     if isinstance(node, Inert):
-        attributes = node.state if isinstance(node.state, dict) else {}
-        node = {**node.mapping, **attributes}
-    return {k: v for k, v in node.items() if isinstance(k, str)} if isinstance(node, dict) else {}
+        return [part for part in (node.mapping, node.state) if isinstance(part, dict)]
+    return [node] if isinstance(node, dict) else []
+
+
+def _entry(node: object, name: str) -> Any:
+    """A named part of a value: of a mapping, or an attribute of an object. None if there is none."""
+    for part in reversed(_parts(node)):
+        if name in part:
+            return part[name]
+    return None
+
+
+def _entries(node: object) -> Iterator[tuple[str, Any]]:
+    """Names and values of all named parts of a value."""
+    first, *later = _parts(node) or [{}]
+    for name, value in first.items():
+        if isinstance(name, str) and not any(name in part for part in later):
+            yield name, value
+    for part in later:
+        yield from ((name, value) for name, value in part.items() if isinstance(name, str))
 
 
 def _names(node: object) -> str:
-    return printable(", ".join(_entries(node)) or type(node).__name__)
+    return printable(", ".join(name for name, _ in _entries(node)) or type(node).__name__)
 
 
 def _is_module(node: object) -> bool:
-    entries = _entries(node) if isinstance(node, Inert) else {}
-    return isinstance(entries.get("_modules"), dict) and isinstance(entries.get("_parameters"), dict)
+    return isinstance(node, Inert) and all(
+        isinstance(_entry(node, part), dict) for part in ("_modules", "_parameters")
+    )
 
 
-def _is_weights(node: object) -> bool:
+def _is_weights(node: object, search: _TensorSearch) -> bool:
     if _is_module(node):
-        return _holds_tensors(node)
-    return any(_is_tensor(v) for v in _entries(node).values())
+        return search.finds(node)
+    return any(_is_tensor(value) for _, value in _entries(node))
 
 
 def _is_tensor(node: object) -> bool:
@@ -101,19 +140,16 @@ def _is_tensor(node: object) -> bool:
     return isinstance(node, TensorView | OddTensor)
 
 
-def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
-    entries = _entries(node)
-    candidates = [
-        name
-        for name, value in entries.items()
-        if not name.lower().startswith(_NOT_WEIGHTS) and _holds_tensors(value)
-    ]
+def _only_candidate(node: object, search: _TensorSearch, label: str) -> tuple[str, list[str]]:
+    likely = ((n, v) for n, v in _entries(node) if not n.lower().startswith(_NOT_WEIGHTS))
+    found = (name for name, value in likely if search.finds(value))
+    candidates = list(itertools.islice(found, _MAX_CANDIDATES))
     if not candidates:
         raise InputError(
             "CKPT-NONE",
             f"'{label}' holds no model weights",
             found=_names(node),
-            fix=f"aniso inspect '{label}'",
+            fix="name a file with a state dict; save one with safetensors, or with torch.save",
         )
     if len(candidates) > 1:
         raise InputError(
@@ -122,33 +158,62 @@ def _only_candidate(node: object, label: str) -> tuple[str, list[str]]:
             found=printable(", ".join(candidates)),
             fix=f"name one: '{label}::{printable(candidates[0], 40)}'",
         )
-    return candidates[0], [name for name in entries if name != candidates[0]]
+    return candidates[0], [name for name, _ in _entries(node) if name != candidates[0]]
 
 
-def _holds_tensors(value: object) -> bool:
-    level, seen = {id(value): value}, set[int]()
-    while level:  # each value is looked at once, however many paths lead there
-        children = [child for node in level.values() for child in _entries(node).values()]
-        if any(_is_tensor(child) for child in children):
+class _TensorSearch:
+    """Finds out which values hold tensors, directly or further inside.
+
+    Few bytes can describe values that are reached on very many paths. Each is looked at once per question,
+    what holds none is never looked at again, and there is a limit to all of it.
+    """
+
+    def __init__(self) -> None:
+        self._without: set[int] = set()
+        self._steps = 0
+
+    def charge(self, steps: int) -> None:
+        """Count values that are looked at."""
+        self._steps += steps
+        if self._steps > _MAX_STEPS:
+            raise _too_much("the pickle's values refer to each other in more ways than any model's")
+
+    def finds(self, value: object) -> bool:
+        level = {id(part): part for part in _parts(value) if id(part) not in self._without}
+        seen = set[int]()
+        while level:
+            inner: dict[int, dict[Any, Any]] = {}
+            for entries in level.values():
+                self.charge(len(entries) + 1)
+                if _values_inside(entries, inner):
+                    return True
+            seen.update(level)
+            level = {at: v for at, v in inner.items() if at not in seen and at not in self._without}
+        self._without |= seen
+        return False
+
+
+def _values_inside(entries: dict[Any, Any], inner: dict[int, dict[Any, Any]]) -> bool:
+    """Whether a tensor is among the named values; the dictionaries among them are added to ``inner``."""
+    for name, value in entries.items():
+        if not isinstance(name, str):
+            continue
+        if _is_tensor(value):
             return True
-        seen.update(level)
-        level = {id(child): child for child in children if id(child) not in seen}
+        for part in _parts(value):
+            inner[id(part)] = part
     return False
 
 
-def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]]:
+def _flatten(node: object, search: _TensorSearch, label: str) -> tuple[dict[str, TensorView], list[str]]:
     tensors: dict[str, TensorView] = {}
     left_out: list[str] = []
-    walk = _ModuleWalk().tensors(node) if _is_module(node) else _entries(node).items()
+    walk = _ModuleWalk().tensors(node) if _is_module(node) else _entries(node)
     if isinstance(node, dict):
         left_out += [str(k) for k, v in node.items() if not isinstance(k, str) and _is_tensor(v)]
     for count, (name, value) in enumerate(walk):
         if count > _MAX_NODES:
-            raise UnsafeError(
-                "PICKLE-LIMIT",
-                f"'{label}' lists more than {_MAX_NODES} tensors",
-                fix="ask its author for a safetensors file",
-            )
+            raise _too_much(f"'{label}' lists more than {_MAX_NODES} tensors")
         if isinstance(value, TensorView) and name in tensors:
             raise InputError(
                 "CKPT-AMBIGUOUS",
@@ -166,7 +231,7 @@ def _flatten(node: object, label: str) -> tuple[dict[str, TensorView], list[str]
                 found=value.what,
                 fix="save the model's state_dict with safetensors",
             )
-        elif _holds_tensors(value):
+        elif search.finds(value):
             raise InputError(
                 "CKPT-AMBIGUOUS",
                 f"'{label}' mixes tensors with further sets of tensors",
@@ -189,33 +254,36 @@ class _ModuleWalk:
 
     def tensors(self, module: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
         self._spend(64 + len(prefix), depth)
-        entries = _entries(module)
-        transient = entries.get("_non_persistent_buffers_set")
-        skipped = _texts(transient.items) | _texts(transient.args) if isinstance(transient, Inert) else set()
+        skipped = self._transient(_entry(module, "_non_persistent_buffers_set"), depth)
         for kind in ("_parameters", "_buffers"):
-            for name, value in _entries(entries.get(kind)).items():
+            self._spend(sum(map(len, _parts(_entry(module, kind)))), depth)
+            for name, value in _entries(_entry(module, kind)):
+                self._spend(64 + len(prefix) + len(name), depth)
                 if value is not None and not (kind == "_buffers" and name in skipped):
-                    self._spend(len(prefix), depth)
                     yield prefix + name, value
-        for name, child in _entries(entries["_modules"]).items():
+        self._spend(sum(map(len, _parts(_entry(module, "_modules")))), depth)
+        for name, child in _entries(_entry(module, "_modules")):
+            self._spend(64 + len(prefix) + len(name), depth)
             if _is_module(child):
                 yield from self.tensors(child, f"{prefix}{name}.", depth + 1)
             elif child is not None:
                 yield prefix + name, child
 
+    def _transient(self, names: object, depth: int) -> set[str]:
+        """Names of the buffers that are not saved; the list may be shared by very many modules."""
+        if not isinstance(names, Inert):
+            return set()
+        lists = [v for v in (names.items, names.args) if isinstance(v, list | tuple)]
+        self._spend(sum(map(len, lists)), depth)
+        lists += [value for values in lists for value in values if isinstance(value, list | tuple)]
+        self._spend(sum(map(len, lists)), depth)
+        return {value for values in lists for value in values if isinstance(value, str)}
+
     def _spend(self, cost: int, depth: int) -> None:
         self._budget -= cost
         if depth > _MAX_DEPTH or self._budget < 0:
-            raise UnsafeError(
-                "PICKLE-LIMIT",
-                "modules are nested deeper, are more, or have longer names than any model's",
-                fix="ask its author for a safetensors file",
-            )
+            raise _too_much("modules are nested deeper, are more, or have longer names than any model's")
 
 
-def _texts(values: object) -> set[str]:
-    """The strings in a (possibly nested once) list of values."""
-    flat: list[object] = []
-    for value in values if isinstance(values, list | tuple) else []:
-        flat += value if isinstance(value, list | tuple) else [value]
-    return {value for value in flat if isinstance(value, str)}
+def _too_much(message: str) -> UnsafeError:
+    return UnsafeError("PICKLE-LIMIT", message, fix="ask its author for a safetensors file")

@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, final
+from typing import IO, Any, cast, final
 
 import torch
 from torch import Tensor
@@ -17,15 +17,22 @@ from torch import Tensor
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.weights.dtypes import BITS, TORCH, as_bytes
 from aniso.weights.files import RawFile
-from aniso.weights.pickle import MAX_BYTES, Machine
-from aniso.weights.pickle_values import TensorView
-from aniso.weights.source import SourceInfo, TensorInfo, WeightSource
-from aniso.weights.state_dict import find_state_dict
+from aniso.weights.pickle import LEGACY_MAGIC, MAX_BYTES, Machine
+from aniso.weights.pickle_values import TensorView, over_limit
+from aniso.weights.source import (
+    PickleReport,
+    SourceInfo,
+    TensorInfo,
+    WeightSource,
+    check_name,
+    is_possible,
+)
+from aniso.weights.state_dict import Found, find_state_dict
 
 _ZIP = b"PK\x03\x04"
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_MAX_ENTRIES = 500_000
+_MAX_ENTRIES = 200_000
+_MAX_DIRECTORY = 16 << 20  # bytes; an entry takes 46 of them and its name
 
 
 def looks_like_torch(head: bytes) -> bool:
@@ -50,32 +57,36 @@ class TorchFile(WeightSource):
         self.label = file.label
         self._file = file
         machine = Machine()
-        with _about(file):
-            if file.head(4) == _ZIP:
-                root, self._regions = _read_zip(file, machine)
-                form = "torch zip"
-            else:
-                root, self._regions = _read_legacy(file, machine)
-                form = "torch legacy"
-            report = machine.report
-            if report.calls and not tensors_only:
-                raise UnsafeError(
-                    "PICKLE-CALL",
-                    f"'{self.label}' contains calls to {', '.join(report.calls[:5])}; not executed",
-                    fix=f"aniso convert --tensors-only '{self.label}' -o tensors.safetensors",
-                )
-            found = find_state_dict(root, entry, self.label)
-            self._views = found.tensors
-            for name, view in self._views.items():
-                self._check(name, view)
+        zipped = file.head(4) == _ZIP
+        try:
+            with _about(file):
+                root, self._regions = (_read_zip if zipped else _read_legacy)(file, machine)
+                if machine.report.calls and not tensors_only:
+                    raise calls_error(self.label, machine.report)
+                found = self._found(root, entry)
+        except AnisoError as e:
+            # whatever else is wrong: a file that would have called something is unsafe first of all
+            if e.exit_code == UnsafeError.exit_code or not machine.report.calls:
+                raise
+            raise calls_error(self.label, machine.report, e) from None
+        report = machine.report
         notes = list(found.notes)
         if report.classes:
             notes.append(f"classes recorded by name only: {printable(', '.join(report.classes[:12]))}")
         if report.calls:
             notes.append(f"calls not executed: {printable(', '.join(report.calls))}")
-        self.info = SourceInfo(form, tuple(notes), report)
+        self.info = SourceInfo("torch zip" if zipped else "torch legacy", tuple(notes), report)
         self._tensors = {n: TensorInfo(v.dtype, v.shape) for n, v in self._views.items()}
         self._verified: set[str] = set()
+
+    def _found(self, root: object, entry: str) -> Found:
+        """The state dict in what the pickle describes, every tensor of it checked."""
+        found = find_state_dict(root, entry, self.label)
+        self._views = found.tensors
+        for name, view in self._views.items():
+            check_name(self.label, name)
+            self._check(name, view)
+        return found
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -87,10 +98,12 @@ class TorchFile(WeightSource):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        first: dict[tuple[object, ...], str] = {}
+        first: dict[str, str] = {}
         out = {}
         for name, v in self._views.items():
-            same = first.setdefault((v.storage.key, v.dtype, v.offset, v.shape, v.stride), name)
+            # a text, because numbers are hashed without a secret and could all be chosen to collide
+            view = f"{v.dtype} {v.offset} {v.shape} {v.stride} {v.storage.key}"
+            same = first.setdefault(view, name)
             if same != name:
                 out[name] = same
         return out
@@ -140,12 +153,12 @@ class TorchFile(WeightSource):
                 found=f"{region.nbytes} bytes",
                 fix="download it again from a source you trust",
             )
-        inside = (view.numel == 0 and min((view.offset, *view.shape)) >= 0) or (
-            min((view.offset, *view.shape, *view.stride)) >= 0
+        inside = view.numel == 0 or (
+            min(view.stride, default=0) >= 0
             and (view.offset + view.span) * size <= region.nbytes
             and view.numel * size <= region.nbytes
         )
-        if not inside:
+        if not inside or view.offset < 0 or not is_possible(view.shape):
             raise UnsafeError(
                 "PICKLE-VIEW",
                 f"'{self.label}' has a view larger than its storage",
@@ -154,6 +167,16 @@ class TorchFile(WeightSource):
                 f"in a storage of {region.nbytes} bytes",
                 fix="download it again from a source you trust",
             )
+
+
+def calls_error(label: str, report: PickleReport, other: AnisoError | None = None) -> UnsafeError:
+    """The refusal of a pickle that would have called functions, and what else is wrong with it."""
+    return UnsafeError(
+        "PICKLE-CALL",
+        f"'{label}' contains calls to {', '.join(report.calls[:5])}; not executed",
+        also=other.message if other else "",
+        fix=other.fix if other else f"aniso convert --tensors-only '{label}' -o tensors.safetensors",
+    )
 
 
 @contextlib.contextmanager
@@ -208,7 +231,7 @@ def _check_byte_order(file: RawFile, region: _Region | None) -> None:
 def _zip_entries(file: RawFile) -> dict[str, _Region]:
     """Every entry's place, if the archive has only what torch writes: stored, distinct, in bounds."""
     try:
-        with file.stream() as stream, zipfile.ZipFile(stream) as archive:
+        with file.stream() as stream, zipfile.ZipFile(cast(Any, _Directory(stream))) as archive:
             infos = archive.infolist()
             comment = archive.comment
     except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError) as e:
@@ -242,6 +265,22 @@ def _zip_entries(file: RawFile) -> dict[str, _Region]:
             raise _zip_unsafe(file, "entries that overlap or leave the file", name)
         position = end
     return entries
+
+
+class _Directory:
+    """A stream that refuses to read a zip archive's directory at once if it is too long.
+
+    Python's reader makes an object of 600 bytes of every 46 bytes, before anything can be checked.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MAX_DIRECTORY:
+            raise over_limit(f"an archive with a directory of {size} bytes")
+        return self._stream.read(size)
 
 
 def _zip_entry(file: RawFile, info: zipfile.ZipInfo) -> _Region:
@@ -280,7 +319,7 @@ def _read_legacy(file: RawFile, machine: Machine) -> tuple[object, dict[str, _Re
     with file.stream() as stream:
         stream.seek(0)
         first = machine.run(stream)
-        if first != _LEGACY_MAGIC:
+        if first != LEGACY_MAGIC:
             return first, {}  # a plain pickle: it can hold no storages
         machine.run(stream)
         system = machine.run(stream)

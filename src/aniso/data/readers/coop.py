@@ -8,10 +8,10 @@ from typing import Any
 
 from aniso.data.part import Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below, relative
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.lists import Listed, reading
 from aniso.data.readers.naming import first_few, in_order
+from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_json
 from aniso.errors import InputError, printable
 

@@ -12,9 +12,9 @@ from typing import Any
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below
 from aniso.data.readers.labels import Column, by_text, once
 from aniso.data.readers.naming import first_few, in_order, is_hidden, known_part, some
+from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import beside, read_text
 from aniso.errors import AnisoError, InputError, printable
 

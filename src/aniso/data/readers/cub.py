@@ -8,9 +8,9 @@ from typing import Any
 
 from aniso.data.part import Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below, relative
 from aniso.data.readers.lists import Listed, reading
 from aniso.data.readers.naming import first_few
+from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import distinct, read_lines
 from aniso.errors import InputError, printable
 

@@ -12,7 +12,6 @@ from typing import Any
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import relative
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.naming import (
     PICTURES,
@@ -24,6 +23,7 @@ from aniso.data.readers.naming import (
     some,
     suffix,
 )
+from aniso.data.readers.safe_paths import Links, relative
 from aniso.errors import InputError, printable
 
 Inode = tuple[int, int]
@@ -53,7 +53,8 @@ def read(root: Path, settings: Mapping[str, Any]) -> Reading:
     given.require_known(settings, "parts")
     ignored = _Ignored()
     parts = _parts(root, settings, ignored)
-    found = {part: _classes(root, folder, ignored) for part, folder in parts.items()}
+    links = Links(root)
+    found = {part: _classes(root, folder, ignored, links) for part, folder in parts.items()}
     _require_pictures(root, found)
     names = {part: [name for name, paths in of.items() for _ in paths] for part, of in found.items()}
     classes, codes = by_name(names)
@@ -123,9 +124,10 @@ def _missing(root: Path, folders: list[str]) -> InputError:
 # classes
 
 
-def _classes(root: Path, folder: str, ignored: _Ignored) -> dict[str, list[str]]:
+def _classes(root: Path, folder: str, ignored: _Ignored, links: Links) -> dict[str, list[str]]:
     """For every class of a part its pictures, as paths from the root."""
     base = root / folder
+    links.require_inside(folder)
     prefix = f"{folder}/" if folder not in ("", ".") else ""
     above = {_inode(root), _inode(base)}
     found: dict[str, list[str]] = {}
@@ -134,7 +136,8 @@ def _classes(root: Path, folder: str, ignored: _Ignored) -> dict[str, list[str]]
         if _entry_inode(entry) in above:
             ignored.links.append(prefix + entry.name)
         else:
-            found[entry.name] = sorted(_pictures(root, prefix + entry.name, above, ignored))
+            links.require_inside(prefix + entry.name)
+            found[entry.name] = sorted(_pictures(root, prefix + entry.name, above, ignored, links))
     _sort_files(entries, prefix, ignored)
     return found
 
@@ -154,7 +157,7 @@ def _sort_files(entries: list[os.DirEntry[str]], prefix: str, ignored: _Ignored)
             (ignored.stray if stray else ignored.other).append(prefix + entry.name)
 
 
-def _pictures(root: Path, start: str, above: set[Inode], ignored: _Ignored) -> list[str]:
+def _pictures(root: Path, start: str, above: set[Inode], ignored: _Ignored, links: Links) -> list[str]:
     """Everything below a class's folder; each real folder once, so that links cannot go round in circles."""
     seen = above | {_inode(root / start)}
     found: list[str] = []
@@ -167,7 +170,11 @@ def _pictures(root: Path, start: str, above: set[Inode], ignored: _Ignored) -> l
                 ignored.hidden.append(path)
             elif _is_folder(entry):
                 _enter(entry, path, seen, folders, ignored)
+                if folders and folders[-1] == path and entry.is_symlink():
+                    links.require_inside(path)
             elif suffix(entry.name) in PICTURES and _is_file(entry):
+                if entry.is_symlink():
+                    links.require_inside(path)
                 found.append(path)
             else:
                 ignored.other.append(path)

@@ -9,9 +9,9 @@ from typing import Any
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below, relative
 from aniso.data.readers.labels import by_name, once
 from aniso.data.readers.naming import PICTURES, suffix
+from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines
 from aniso.errors import InputError, printable
 

@@ -18,6 +18,7 @@ from aniso.data.readers.naming import first_few, some
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.texts import Beside, beside, distinct
 from aniso.errors import InputError, printable
+from aniso.weights.caches import HashCache
 
 _IN_MEMORY = 1 << 30  # tables up to this size are kept once read
 _GROUPS_KEPT = 4
@@ -111,6 +112,12 @@ class ParquetImages(Images):
                 self.label(index), f"column '{self._groups[group].column}' holds {found}", "a picture"
             )
         return bytes(cell.as_py())
+
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        group, row = self._place(index)
+        where = self._groups[group]
+        part = f"{where.column} row {where.first + row}"
+        return cache.digest(Path(where.path), part, lambda: self.content(index))
 
     def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self._ids):

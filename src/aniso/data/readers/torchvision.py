@@ -10,9 +10,9 @@ from typing import Any
 from aniso.data.images import ArrayImages, FileImages, Images
 from aniso.data.part import Part, Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.naming import first_few, some
+from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import distinct
 from aniso.errors import InputError, UnsafeError, printable
 

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 from aniso.data.images import Box, CroppedImages, FileImages
 from aniso.data.part import Part, Reading
 from aniso.data.readers import settings as given
-from aniso.data.readers.below import Below, relative
 from aniso.data.readers.labels import by_name
+from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines, read_text
 from aniso.errors import InputError, UnsafeError, printable
 

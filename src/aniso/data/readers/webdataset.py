@@ -17,6 +17,7 @@ from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.tar_index import Member, members
 from aniso.data.readers.texts import Beside, beside
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.weights.caches import HashCache
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
 
@@ -102,6 +103,10 @@ class TarImages(Images):
     def content(self, index: int) -> bytes:
         shard, offset, size = self._places[index]
         return RawFile(self._root / shard).read(offset, size)
+
+    def content_hash(self, index: int, cache: HashCache) -> bytes:
+        shard, offset, size = self._places[index]
+        return cache.digest(self._root / shard, f"{offset} {size}", lambda: self.content(index))
 
 
 def _images(base: Path, found: Sequence[_Shard]) -> TarImages:

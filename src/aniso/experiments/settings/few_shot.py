@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,13 +26,6 @@ class FewShot(OneTask):
     """Coefficients and head are learned together, in twice as many epochs."""
     out_of_domain: tuple[str, ...] = Field(default=(), strict=False)
     """Tasks with the same classes, or some of them, that are measured with what was learned."""
-
-    _later: ClassVar[Mapping[str, Any]] = {
-        **OneTask._later,
-        "head": None,
-        "joint": False,
-        "out_of_domain": [],
-    }
 
     @model_validator(mode="after")
     def _learns_heads(self) -> Self:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,7 +33,6 @@ class FineTune(PictureSetting):
     """Layers that adapters are trained for."""
 
     usual: ClassVar[Schedule] = PictureSetting.usual_weights
-    _later: ClassVar[Mapping[str, Any]] = {"targets": "both"}
 
     @model_validator(mode="after")
     def _trains_weights(self) -> Self:

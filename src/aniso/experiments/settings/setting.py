@@ -103,8 +103,6 @@ class BaseSetting(Strict, ABC):
 
     usual: ClassVar[Schedule]
     """The paper's recipe."""
-    _later: ClassVar[Mapping[str, Any]] = {}
-    """Keys that came after records were made, with what held before: at that, they are no part of the id."""
     usual_weights: ClassVar[Schedule] = PAPER
     """The paper's recipe when all weights are trained."""
 
@@ -184,20 +182,19 @@ class BaseSetting(Strict, ABC):
         said = {**self.model_dump(mode="json"), "schedule": asdict(self.resolved_schedule())}
         return {"setting": said.pop("setting"), **said}
 
+    def decisive(self) -> dict[str, Any]:
+        """The spec without what cannot change the result, such as a schedule where nothing is learned."""
+        out = self.spec()
+        if self.method not in ("coefficients", "weights"):
+            del out["schedule"]
+        if self.method not in COMPOSED:
+            del out["partition"]
+        return out
+
     @property
     def id(self) -> str:
-        """Changes with anything that decides the result, and with nothing else."""
-        decisive = self.spec()
-        if self.method not in ("coefficients", "weights"):
-            del decisive["schedule"]  # nothing is learned
-        if self.method not in COMPOSED:
-            del decisive["partition"]
-        if decisive.get("schedule", {}).get("optimiser") == "adamw":
-            del decisive["schedule"]["optimiser"]  # it was always that before it could be said
-        for key, usual in self._later.items():
-            if decisive.get(key, usual) == usual:
-                decisive.pop(key, None)
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        """A hash that changes with anything that decides the result, and with nothing else."""
+        return hashlib.sha256(json.dumps(self.decisive(), sort_keys=True).encode()).hexdigest()
 
 
 class PictureSetting(BaseSetting, ABC):
@@ -227,15 +224,6 @@ class Adapts(BaseSetting, ABC):
     """Gradient-free: passes over the data that are tried."""
     parallel: int = Field(default=1, ge=1)
     """Gradient-free: tries that are made at once, each by a thread of its own."""
-
-    _later: ClassVar[Mapping[str, Any]] = {
-        "select": None,
-        "budget": None,
-        "evaluations": 500,
-        "parallel": 1,
-        "lora": None,
-        "factors": False,
-    }
 
     @model_validator(mode="after")
     def _chooses(self) -> Self:

@@ -18,6 +18,7 @@ from aniso.learn.heads.tip import TipAdapter
 from aniso.models import ClassWeights
 from aniso.weights import SafetensorsFile
 from aniso.weights.files import RawFile
+from aniso.weights.fingerprint import require_checksum
 
 _HEADS: dict[str, type[Head]] = {head.kind: head for head in (TipAdapter, LPP, LinearProbe)}
 HEADS = tuple(_HEADS)
@@ -89,8 +90,9 @@ def load_head(path: str | Path) -> SavedHead:
     try:
         index = _Index.model_validate_json(file.metadata.get("index", ""))
         tensors = {name: file.read(name) for name in file.tensors}
+        require_checksum(file.metadata, tensors, file.label)
         return SavedHead(_built(index, tensors), index.features)
-    except (ValidationError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as e:
+    except (ValidationError, LookupError, RuntimeError, TypeError, ValueError, ArithmeticError) as e:
         raise _damaged(file.label, str(e)) from None
 
 

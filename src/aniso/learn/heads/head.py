@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.models import ClassWeights
+from aniso.progress import ProgressCallback
 from aniso.weights import save_safetensors
-from aniso.weights.files import Told
+from aniso.weights.fingerprint import content_checksum
 
 SCHEMA = 1
 FORMAT = "aniso head"
@@ -37,7 +38,7 @@ class Classifier(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Among:
+class RestrictedHead:
     """A classifier whose answers are among some of its classes, in another order if need be."""
 
     classifier: Classifier
@@ -117,7 +118,7 @@ class Head(nn.Module, ABC):
         labels: Tensor | Sequence[int],
         *,
         held_out: tuple[Tensor, Tensor] | None = None,
-        told: Told | None = None,
+        progress: ProgressCallback | None = None,
     ) -> HeadFit:
         """Learn from features, (views x) pictures x width, and labels.
 
@@ -131,8 +132,8 @@ class Head(nn.Module, ABC):
         for loss in self._descend(views, wanted.to(views.device, torch.long)):
             losses.append(self._finite(loss, len(losses)))
             choice.look(len(losses))
-            if told:
-                told(f"head: {self.kind}", len(losses), self.steps)
+            if progress:
+                progress(f"head: {self.kind}", len(losses), self.steps)
         return HeadFit(tuple(losses), choice.settle(len(losses)))
 
     steps: int
@@ -157,8 +158,10 @@ class Head(nn.Module, ABC):
             "settings": self.settings(),
             "features": dict(of),
         }
-        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": json.dumps(index, sort_keys=True)}
-        return save_safetensors(Path(path), self.tensors(), meta, overwrite=overwrite)
+        text, tensors = json.dumps(index, sort_keys=True), self.tensors()
+        checksum = content_checksum(text, tensors)
+        meta = {"format": FORMAT, "schema": str(SCHEMA), "index": text, "checksum": checksum}
+        return save_safetensors(Path(path), tensors, meta, overwrite=overwrite)
 
     def to_bytes(self, of: Mapping[str, str]) -> bytes:
         """The file that ``save`` writes."""

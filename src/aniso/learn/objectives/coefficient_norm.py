@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from aniso.compose.slots import Slots
+from aniso.compose import CoefficientIndex
 from aniso.errors import UsageError
 from aniso.learn.objectives.objective import ValueTerm
 
@@ -32,7 +32,7 @@ class CoefficientNorm(ValueTerm):
     def identity(self) -> dict[str, Any]:
         return {"loss": "coefficient norm", "p": self.p}
 
-    def loss(self, values: Tensor, slots: Slots) -> Tensor:
-        groups = [own.T for own in slots.divided(values)]  # for each block: parts x vectors
+    def loss(self, values: Tensor, index: CoefficientIndex) -> Tensor:
+        groups = [own.T for own in index.divided(values)]  # for each block: parts x vectors
         norms = [torch.linalg.vector_norm(group, self.p, dim=-1) for group in groups]
         return torch.cat(norms).mean()

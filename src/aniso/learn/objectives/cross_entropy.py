@@ -11,8 +11,8 @@ from torch.nn import functional
 from aniso.data import Labelled
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
-from aniso.learn.inside import encoder_of
 from aniso.learn.objectives.objective import DataTerm, Seen
+from aniso.learn.unwrap import encoder_of
 
 VIEWS = ("train", "few_shot", "eval")
 

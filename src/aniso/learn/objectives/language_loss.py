@@ -7,12 +7,12 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from aniso.data import Passages
+from aniso.data import TextDataset
 from aniso.data.batches import View
-from aniso.data.passages import Padded
+from aniso.data.text_dataset import Padded
 from aniso.errors import UsageError, printable
-from aniso.learn.inside import language_model_of
 from aniso.learn.objectives.objective import DataTerm, Seen
+from aniso.learn.unwrap import language_model_of
 
 
 @final
@@ -20,12 +20,15 @@ from aniso.learn.objectives.objective import DataTerm, Seen
 class LanguageLoss(DataTerm):
     """The mean over rows of each one's mean -log p(token): every row counts the same, however long it is."""
 
-    split: Passages
+    split: TextDataset
 
     def __post_init__(self) -> None:
-        if not isinstance(self.split, Passages):
+        if not isinstance(self.split, TextDataset):
             raise UsageError(
-                "OBJECTIVE", "a language loss is one on texts", found=printable(self.split), fix="passages(…)"
+                "OBJECTIVE",
+                "a language loss is one on texts",
+                found=printable(self.split),
+                fix="text_dataset(…)",
             )
         if self.split.role == "test":
             raise UsageError(

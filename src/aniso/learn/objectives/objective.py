@@ -10,8 +10,8 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor, nn
 
-from aniso.compose.slots import Slots
-from aniso.data import Passages, Split
+from aniso.compose import CoefficientIndex
+from aniso.data import Split, TextDataset
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
 from aniso.learn.heads import Classifier
@@ -87,7 +87,7 @@ class Term(_Summable, ABC):
 class DataTerm(Term):
     """A loss on a split, which is a field of every such term."""
 
-    split: Split | Passages
+    split: Split | TextDataset
     looks: ClassVar[int] = 0
     """So many of the first views are only looked at: no gradient goes through them."""
     trusted_share: ClassVar[float] = 0.0
@@ -114,7 +114,7 @@ class ValueTerm(Term):
     """A loss on the coefficients themselves."""
 
     @abstractmethod
-    def loss(self, values: Tensor, slots: Slots) -> Tensor: ...
+    def loss(self, values: Tensor, index: CoefficientIndex) -> Tensor: ...
 
 
 @final

@@ -13,8 +13,8 @@ from torch.nn import functional
 from aniso.data import Unlabelled
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
-from aniso.learn.inside import encoder_of
 from aniso.learn.objectives.objective import DataTerm, Seen
+from aniso.learn.unwrap import encoder_of
 
 STRONG = ("few_shot", "strong", "train")
 NOBODY = -1  # the class of a picture that is not trusted

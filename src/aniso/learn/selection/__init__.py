@@ -4,7 +4,7 @@ from aniso.learn.selection.by_chance import Random
 from aniso.learn.selection.by_features import FeatureSimilarity, mean_feature
 from aniso.learn.selection.by_gradient import BlockwiseGradient, WholeGradient
 from aniso.learn.selection.pursuit import Pursuit
-from aniso.learn.selection.remembered import Remembered
+from aniso.learn.selection.remembered import GradientCache
 from aniso.learn.selection.strategy import Budget, Choice, Scores, Strategy
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "WholeGradient",
     "BlockwiseGradient",
     "Pursuit",
-    "Remembered",
+    "GradientCache",
     "Budget",
     "Choice",
     "Scores",

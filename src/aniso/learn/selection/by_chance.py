@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
-from aniso.data import draw
+from aniso.data import sampling
 from aniso.learn.selection.strategy import Budget, Scores, Strategy
+from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
-from aniso.weights.files import Told
 
 
 @final
@@ -17,13 +17,15 @@ class Random(Strategy):
     kind = "random"
     whole = True
 
-    def __init__(self, budget: int | str | Budget, *, seed: int = 0, told: Told | None = None) -> None:
+    def __init__(
+        self, budget: int | str | Budget, *, seed: int = 0, progress: ProgressCallback | None = None
+    ) -> None:
         self.budget = Budget.of(budget)
         self.seed = seed
-        self.told = told
+        self.progress = progress
 
     def scores(self, bank: Bank) -> Scores:
-        order = draw.shuffled(list(bank), "selection", self.seed)
+        order = sampling.shuffled(list(bank), "selection", self.seed)
         names = list(bank)
         rank = {names[place]: len(names) - i for i, place in enumerate(order)}
         # shared by a vector's blocks, so that their sum is its rank

@@ -14,13 +14,15 @@ from aniso.errors import InputError
 from aniso.learn.features import features
 from aniso.learn.selection.strategy import Budget, Scores, Strategy
 from aniso.models import Encoder
+from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
-from aniso.weights.files import Told
 
 
-def mean_feature(encoder: Encoder, split: Split, *, workers: int = 0, told: Told | None = None) -> Tensor:
+def mean_feature(
+    encoder: Encoder, split: Split, *, workers: int = 0, progress: ProgressCallback | None = None
+) -> Tensor:
     """Of all its pictures as they are."""
-    return features(encoder, split, workers=workers, told=told)[0].mean(0)
+    return features(encoder, split, workers=workers, progress=progress)[0].mean(0)
 
 
 @final
@@ -38,11 +40,11 @@ class FeatureSimilarity(Strategy):
         *,
         sources: Mapping[str, Tensor] | None = None,
         workers: int = 0,
-        told: Told | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         """``sources`` are mean features by vector, if they are not to be the bank's own."""
         self.budget = Budget.of(budget)
-        self.told = told
+        self.progress = progress
         self._encoder = encoder
         self._split = split
         self._sources = sources
@@ -59,7 +61,7 @@ class FeatureSimilarity(Strategy):
                 found=", ".join(missing[:8]),
                 fix="aniso bank features BANK --model MODEL --task NAME=TASK …, or another --select",
             )
-        own = mean_feature(self._encoder, self._split, workers=self._workers, told=self.told)
+        own = mean_feature(self._encoder, self._split, workers=self._workers, progress=self.progress)
         other = [n for n in bank if known[n].shape != own.shape]
         if other:
             raise InputError(

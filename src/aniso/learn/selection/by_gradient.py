@@ -7,11 +7,11 @@ from typing import final
 from aniso.learn.gradient import WeightGradient, cell_gradients, weight_gradient
 from aniso.learn.objectives import Objective
 from aniso.learn.objectives.objective import Term
-from aniso.learn.selection.remembered import Remembered
+from aniso.learn.selection.remembered import GradientCache
 from aniso.learn.selection.strategy import Budget, Scores, Strategy
 from aniso.models import Wrapped
+from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
-from aniso.weights.files import Told
 
 
 class Gradient(Strategy):
@@ -26,13 +26,13 @@ class Gradient(Strategy):
         batch: int = 64,
         seed: int = 0,
         workers: int = 0,
-        remembered: Remembered | None = None,
-        told: Told | None = None,
+        remembered: GradientCache | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         """What is ``remembered`` of vectors is not computed again; what is computed is written there."""
         self.budget = Budget.of(budget)
         self._remembered = remembered
-        self.told = told
+        self.progress = progress
         self._encoder = encoder
         self._objective = objective if isinstance(objective, Objective) else objective * 1.0
         self._how = (batch, seed, workers)
@@ -44,7 +44,12 @@ class Gradient(Strategy):
         if self._found is None:
             batch, seed, workers = self._how
             self._found = weight_gradient(
-                self._encoder, self._objective, batch=batch, seed=seed, workers=workers, told=self.told
+                self._encoder,
+                self._objective,
+                batch=batch,
+                seed=seed,
+                workers=workers,
+                progress=self.progress,
             )
         return self._found
 
@@ -58,8 +63,8 @@ class Gradient(Strategy):
                 own = found[name] = cell_gradients(bank[name], blocks)
                 if known is not None:
                     known.put(bank[name], own)
-            if self.told:
-                self.told("gradients of vectors", i, len(bank))
+            if self.progress:
+                self.progress("gradients of vectors", i, len(bank))
         return {name: own for name, own in found.items() if own is not None}
 
 

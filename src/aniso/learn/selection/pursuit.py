@@ -40,8 +40,8 @@ class Pursuit(Gradient):
                 size = gram.diagonal().clamp(min=1e-300).sqrt()  # all of length one: small ones count as much
                 gradients = torch.tensor(list(own.values()), dtype=torch.float64) / size
                 searches[block] = _Block(tuple(own), gradients, gram / size[:, None] / size)
-            if self.told:
-                self.told("inner products of vectors", i, len(blocks))
+            if self.progress:
+                self.progress("inner products of vectors", i, len(blocks))
         return gathered(
             bank, self._by_count(searches) if self.budget.count else self._by_bytes(bank, searches)
         )

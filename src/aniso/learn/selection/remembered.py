@@ -20,7 +20,7 @@ _FORMAT = "aniso gradients 1"
 
 
 @final
-class Remembered:
+class GradientCache:
     """Lines of JSON; the first says what the gradients are of."""
 
     def __init__(self, path: str | Path, what: Mapping[str, Any]) -> None:

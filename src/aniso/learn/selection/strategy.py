@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, final
 
-from aniso.compose.runtime import parse_bytes, show_bytes
+from aniso.compose import parse_bytes, show_bytes
 from aniso.errors import InputError, UsageError, printable
+from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
-from aniso.weights.files import Told
 
 T = TypeVar("T")
 Scores = Mapping[str, Mapping[str, float]]
@@ -97,7 +97,7 @@ class Strategy(ABC):
     whole: ClassVar[bool]
     """Whether vectors are kept as a whole, by the sum of their cells' scores; else cell by cell."""
     budget: Budget
-    told: Told | None
+    progress: ProgressCallback | None
 
     @abstractmethod
     def scores(self, bank: Bank) -> Scores:

@@ -1,0 +1,63 @@
+"""Give committed records the ids that their cells have now, and put them into one file per experiment.
+
+    python scripts/rekey_records.py experiments/few-shot …
+
+A record's id is the hash of everything that decides its result. When settings get a new option, the ids of
+all cells change. Records are matched with cells by what they say they were asked to do; options that a record
+does not know have their default value. A record without a cell, or two records for one, are errors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path, PurePath
+from typing import Any
+
+from aniso.experiments.settings import SETTINGS, BaseSetting
+from aniso.experiments.spec import Experiment, cells
+from aniso.experiments.strict_yaml import read_yaml, validated
+from aniso.records import RECORDS, Record, read_records
+
+
+def asked(label: str, setting: BaseSetting) -> str:
+    """What a cell was asked to do, in a form that records and cells have in common."""
+    return json.dumps([label, _named(json.loads(json.dumps(setting.decisive())))], sort_keys=True)
+
+
+def _named(value: Any) -> Any:
+    """Places of tasks become their names, as in records."""
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_named(item) for item in value]
+    return PurePath(value).name if isinstance(value, str) and value.startswith("./") else value
+
+
+def completed(record: Record) -> BaseSetting:
+    """What a record says it was asked to do, with today's defaults for options it does not know."""
+    known = record.spec.model_dump(mode="json", exclude_unset=True)
+    return SETTINGS[known.pop("setting")].model_validate(known)
+
+
+def rekey(directory: Path) -> int:
+    """Rewrite the records of one experiment; the number of records."""
+    document = read_yaml(directory / "spec.yaml")
+    ids = {}
+    for cell in cells(validated(Experiment, document), document):
+        ids[asked(cell.label, cell.setting)] = cell.setting.id
+    lines: dict[str, str] = {}
+    for record in read_records([directory / "records"]):
+        found = ids.pop(asked(record.label, completed(record)), None)
+        if found is None:
+            raise SystemExit(f"{directory}: no cell is left for the record {record.id} ({record.label})")
+        lines[found] = json.dumps({**record.content(), "id": found}, sort_keys=True)
+    for path in (directory / "records").glob("*.json"):
+        path.unlink()
+    (directory / "records" / RECORDS).write_text("".join(f"{lines[i]}\n" for i in sorted(lines)))
+    return len(lines)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(f"{name}: {rekey(Path(name))} records")

@@ -1,0 +1,320 @@
+"""Partitions of one block: which of its elements each coefficient scales, and the arithmetic of that.
+
+A tile is a range of elements of a block for all vectors, ``(vectors, elements)``, that starts at element
+``start`` of the block. A composition does two things with task vectors: it adds scaled tiles to the weights
+and multiplies tiles with the gradient. A partition does both without an index or a mask per element.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy
+import torch
+from torch import Tensor
+
+from aniso.vectors import Block
+
+_RUN = 1 << 14  # elements; shorter runs cost more in calls than in arithmetic
+_LONG = 1 << 17  # elements; from here on several threads are faster with one vector after the other
+
+
+class BlockPartition(ABC):
+    """The parts of one block. The block's coefficients are a matrix, vectors by parts."""
+
+    numel: int
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number of parts, and so of coefficients for each vector."""
+
+    @property
+    def alignment(self) -> int:
+        """Tiles start and stop at multiples of this."""
+        return 1
+
+    @abstractmethod
+    def part_of(self) -> Tensor:
+        """Return the part of every element as a flat tensor; the arithmetic below never needs it."""
+
+    @abstractmethod
+    def describe(self, part: int) -> str:
+        """Return a phrase for the elements that a part's coefficient scales."""
+
+    def expand(self, coefficients: Tensor) -> Tensor:
+        """Return the coefficients in the form that ``add`` takes; called once for all tiles."""
+        return coefficients
+
+    @abstractmethod
+    def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
+        """Compute ``out += sum over vectors of coefficient * tile``."""
+
+    def accumulator(self, tile: Tensor) -> Tensor:
+        """Return the zero tensor that ``accumulate`` adds products to."""
+        return tile.new_zeros(tile.shape[0], self.count)
+
+    @abstractmethod
+    def accumulate(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
+        """Compute ``total += <tile, gradient>`` for every vector and part."""
+
+    def sum_by_part(self, total: Tensor) -> Tensor:
+        """Return the accumulated products as vectors by parts."""
+        return total
+
+
+@final
+@dataclass(frozen=True)
+class WholeBlock(BlockPartition):
+    """One coefficient for the whole block."""
+
+    numel: int
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def part_of(self) -> Tensor:
+        return torch.zeros(self.numel, dtype=torch.int64)
+
+    def describe(self, part: int) -> str:
+        return "the whole block"
+
+    def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
+        if one_vector_at_a_time(out):
+            for vector, coefficient in zip(tile, expanded[:, 0].tolist(), strict=True):
+                out.add_(vector, alpha=coefficient)
+        else:
+            out.addmv_(tile.T, expanded[:, 0])
+
+    def accumulate(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
+        if one_vector_at_a_time(gradient):
+            total[:, 0] += torch.stack([vector.dot(gradient) for vector in tile])
+        else:
+            total[:, 0] += tile.mv(gradient)
+
+
+def one_vector_at_a_time(flat: Tensor) -> bool:
+    """Return True where torch's matrix-vector product would leave some of its threads idle."""
+    return flat.numel() >= _LONG and flat.device.type == "cpu" and torch.get_num_threads() > 1
+
+
+@final
+@dataclass(frozen=True)
+class RowParts(BlockPartition):
+    """One coefficient for each row, which is an output of a weight matrix."""
+
+    rows: int
+    columns: int
+
+    @property
+    def numel(self) -> int:  # type: ignore[override]
+        return self.rows * self.columns
+
+    @property
+    def count(self) -> int:
+        return self.rows
+
+    @property
+    def alignment(self) -> int:
+        return max(1, self.columns)
+
+    def part_of(self) -> Tensor:
+        return torch.arange(self.rows).repeat_interleave(self.columns)
+
+    def describe(self, part: int) -> str:
+        return f"row {part}"
+
+    def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
+        rows = self._span(out, start)
+        matrices = tile.reshape(len(tile), -1, self.columns).transpose(0, 1)
+        out.view(-1, 1, self.columns).baddbmm_(expanded[:, rows].T.unsqueeze(1), matrices)
+
+    def accumulate(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
+        matrices = tile.reshape(len(tile), -1, self.columns).transpose(0, 1)
+        total[:, self._span(gradient, start)] += matrices.bmm(gradient.view(-1, self.columns, 1))[..., 0].T
+
+    def _span(self, flat: Tensor, start: int) -> slice:
+        return slice(start // self.columns, (start + flat.numel()) // self.columns)
+
+
+@final
+@dataclass(frozen=True)
+class ColumnParts(BlockPartition):
+    """One coefficient for each column, which is an input of a weight matrix."""
+
+    rows: int
+    columns: int
+
+    @property
+    def numel(self) -> int:  # type: ignore[override]
+        return self.rows * self.columns
+
+    @property
+    def count(self) -> int:
+        return self.columns
+
+    @property
+    def alignment(self) -> int:
+        return max(1, self.columns)
+
+    def part_of(self) -> Tensor:
+        return torch.arange(self.columns).repeat(self.rows)
+
+    def describe(self, part: int) -> str:
+        return f"column {part}"
+
+    def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
+        for row, scale in zip(tile, expanded, strict=True):
+            out.view(-1, self.columns).addcmul_(row.view(-1, self.columns), scale)
+
+    def accumulate(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
+        for sums, row in zip(total, tile, strict=True):
+            sums += (row * gradient).view(-1, self.columns).sum(0)
+
+
+@final
+@dataclass(frozen=True)
+class RandomParts(BlockPartition):
+    """Elements assigned at random to ``count`` parts whose sizes differ by at most one.
+
+    The block is cut into runs. Along a run, parts follow one random sequence, the same for all runs but
+    entered at a random offset. The coefficients of a run are therefore a contiguous window of that sequence:
+    no index per element is needed, and the cost does not depend on the number of parts. Two elements of
+    different runs share a part with probability 1 / count, as under independent draws. The remainder at the
+    end of the block has a random sequence of its own.
+    """
+
+    numel: int
+    parts: int
+    key: int
+
+    @property
+    def count(self) -> int:
+        return min(self.parts, self.numel)
+
+    @cached_property
+    def length(self) -> int:
+        """Elements of a run: a multiple of the number of parts, so that every run is balanced."""
+        rounds = -(-_RUN // self.count)
+        return rounds * self.count if rounds * self.count < self.numel else self.numel
+
+    @cached_property
+    def _sequence(self) -> Tensor:
+        """A random order of a run's positions; position ``s`` belongs to part ``sequence[s] % count``."""
+        return torch.from_numpy(_permutation(self.key, self.length))
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """Positions in the order of the sequence, in which parts follow each other."""
+        return self._sequence.argsort()
+
+    @cached_property
+    def _tail(self) -> Tensor:
+        return torch.from_numpy(_permutation(self.key ^ 1, self.numel % self.length))
+
+    @cached_property
+    def _tail_order(self) -> Tensor:
+        return self._tail.argsort()
+
+    @cached_property
+    def _shifts(self) -> list[int]:
+        """The offset at which each run enters the sequence."""
+        runs = self.numel // self.length
+        return [int(h) for h in _hashes(self.key ^ 2, runs) % numpy.uint64(self.length)]
+
+    def part_of(self) -> Tensor:
+        sequence = (self._sequence % self.count).repeat(2)
+        runs = [sequence[shift : shift + self.length] for shift in self._shifts]
+        return torch.cat([*runs, self._tail % self.count])
+
+    def describe(self, part: int) -> str:
+        size = self.numel // self.count + (part < self.numel % self.count)
+        return f"part {part} of {self.count}: {size} elements at random"
+
+    def expand(self, coefficients: Tensor) -> Tensor:
+        # index_select takes a sixth of the time of an index in brackets
+        window, tail = (
+            coefficients.index_select(1, (sequence % self.count).to(coefficients.device))
+            for sequence in (self._sequence, self._tail)
+        )
+        return torch.cat([window, window, tail], dim=1)
+
+    def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
+        for span, window in self._segments(start, out.numel()):
+            out[span] += (tile[:, span] * expanded[:, window]).sum(0)
+
+    def accumulator(self, tile: Tensor) -> Tensor:
+        return tile.new_zeros(tile.shape[0], 2 * self.length + len(self._tail))
+
+    def accumulate(self, total: Tensor, tile: Tensor, gradient: Tensor, start: int) -> None:
+        for span, window in self._segments(start, gradient.numel()):
+            total[:, window].addcmul_(tile[:, span], gradient[span])
+
+    def sum_by_part(self, total: Tensor) -> Tensor:
+        window = total[:, : self.length] + total[:, self.length : 2 * self.length]
+        tail = total[:, 2 * self.length :]
+        return self._by_part(window, self._order) + self._by_part(tail, self._tail_order)
+
+    def _by_part(self, sums: Tensor, order: Tensor) -> Tensor:
+        """Return the sums of each part, in a fixed order: scattering would add in any order on a GPU."""
+        ordered = sums.index_select(1, order.to(sums.device))
+        short = -ordered.shape[1] % self.count
+        return torch.nn.functional.pad(ordered, (0, short)).view(len(sums), -1, self.count).sum(1)
+
+    def _segments(self, start: int, size: int) -> list[tuple[slice, slice]]:
+        """Return the pieces of a tile that lie in one run each, with the window of the sequence over each."""
+        out = []
+        at = start
+        while at < start + size:
+            run, into = divmod(at, self.length)
+            is_tail = run == len(self._shifts)
+            window = 2 * self.length if is_tail else self._shifts[run]
+            stop = min(start + size, (run + 1) * self.length)
+            first = window + into
+            out.append((slice(at - start, stop - start), slice(first, first + stop - at)))
+            at = stop
+        return out
+
+
+def random_parts(block: Block, parts: int, seed: int) -> BlockPartition:
+    """Return the random partition of a block, derived from the seed and the block's name alone."""
+    if min(parts, block.numel) <= 1:
+        return WholeBlock(block.numel)
+    if parts >= block.numel:
+        return ColumnParts(1, block.numel)  # a part for each element: nothing is random
+    digest = hashlib.sha256(f"{seed}\0{block.name}\0{parts}".encode()).digest()
+    return RandomParts(block.numel, parts, int.from_bytes(digest[:8], "big") & ~3)
+
+
+def row_parts(block: Block) -> BlockPartition:
+    """Return the partition of a block by rows; that of a vector by elements."""
+    rows, columns = block.matrix_shape
+    if rows <= 1 or columns == 0:
+        return WholeBlock(block.numel)
+    # one coefficient for each element of a vector: a single row, by columns
+    return ColumnParts(1, rows) if columns == 1 else RowParts(rows, columns)
+
+
+def column_parts(block: Block) -> BlockPartition:
+    """Return the partition of a block by columns; a vector stays whole."""
+    rows, columns = block.matrix_shape
+    return ColumnParts(rows, columns) if columns > 1 else WholeBlock(block.numel)
+
+
+def _permutation(key: int, size: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:
+    """Return a random permutation by sorting hashes, the same with every version of every library."""
+    return numpy.argsort(_hashes(key, size), kind="stable").astype(numpy.int64)
+
+
+def _hashes(key: int, size: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint64]]:
+    """Return 64 random bits for each of 0, 1, 2, ... (SplitMix64, Steele et al. 2014)."""
+    steps = numpy.arange(1, size + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
+    x = steps + numpy.uint64(key)
+    x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return x ^ (x >> numpy.uint64(31))

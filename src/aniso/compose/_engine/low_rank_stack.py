@@ -1,0 +1,160 @@
+"""The low-rank deltas of several vectors over one block, never multiplied out for a vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from aniso.compose._engine.block_partition import BlockPartition, WholeBlock
+from aniso.compose._engine.delta_stack import DeltaStack
+from aniso.compose._engine.scratch import scratch
+from aniso.vectors import LowRank
+
+
+@final
+class StackedFactors:
+    """The concatenated low-rank factors of several vectors over rows ``start:stop`` of a block.
+
+    ``b`` and ``a`` have one column and one row for each rank; ``owner`` is the vector that a rank belongs to.
+    """
+
+    def __init__(self, start: int, b: Tensor, a: Tensor, scale: Tensor, owner: Tensor) -> None:
+        self.start = start
+        self.stop = start + b.shape[0]
+        self.b = b
+        self.a = a
+        self.scale = scale
+        self.owner = owner
+
+    def cut(self, first: int, last: int) -> StackedFactors:
+        """Return the factors of rows ``first:last`` of the block, counted from ``first``."""
+        low, high = max(first, self.start), min(last, self.stop)
+        return StackedFactors(
+            low - first, self.b[low - self.start : high - self.start], self.a, self.scale, self.owner
+        )
+
+    def to(self, device: torch.device) -> StackedFactors:
+        moved = (t.to(device) for t in (self.b, self.a, self.scale, self.owner))
+        return StackedFactors(self.start, *moved)
+
+    def scaled(self, coefficients: Tensor) -> Tensor:
+        """Return one number for each rank: its vector's coefficient times its scale."""
+        return coefficients[self.owner] * self.scale.to(coefficients.dtype)
+
+    def by_vector(self, products: Tensor, vectors: int) -> Tensor:
+        """Return the sum over each vector's ranks, which are sorted by vector, so nothing is scattered."""
+        running = (products.double() * self.scale).cumsum(0)  # in double, where differences lose nothing
+        ends = torch.searchsorted(self.owner, torch.arange(vectors + 1, device=self.owner.device))
+        return torch.nn.functional.pad(running, (1, 0))[ends].diff().to(products.dtype)
+
+    def fill(self, tile: Tensor, rows: slice) -> None:
+        """Add each vector's product ``b @ a`` to its row of a tile over the block's rows ``rows``."""
+        low, high = max(rows.start, self.start), min(rows.stop, self.stop)
+        if low >= high:
+            return
+        b = self.b[low - self.start : high - self.start].to(tile.dtype) * self.scale.to(tile.dtype)
+        a = self.a.to(tile.dtype)
+        for vector, target in enumerate(tile):
+            own = self.owner == vector
+            target[low - rows.start : high - rows.start].addmm_(b[:, own], a[own])
+
+
+@final
+class LowRankStack(DeltaStack):
+    """Deltas ``b @ a`` that are never multiplied out for a vector; all vectors' factors are concatenated.
+
+    Factors over the same rows of the block are concatenated; a block whose query, key and value have adapters
+    of their own has three ``StackedFactors``.
+    """
+
+    def __init__(
+        self,
+        vectors: tuple[int, ...],
+        shape: tuple[int, int],
+        factors: Sequence[StackedFactors],
+        offset: int = 0,
+    ) -> None:
+        """``shape`` is that of the block's rows which the stack covers."""
+        self.vectors = vectors
+        self.shape = shape
+        self.factors = tuple(factors)
+        self.numel = shape[0] * shape[1]
+        self.offset = offset
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for f in self.factors for t in (f.a, f.b))
+
+    def cut(self, start: int, stop: int) -> LowRankStack:
+        columns = self.shape[1]
+        first, last = start // columns, stop // columns
+        kept = [f.cut(first, last) for f in self.factors if f.start < last and f.stop > first]
+        return LowRankStack(self.vectors, (last - first, columns), kept, self.offset + start)
+
+    def to(self, device: torch.device) -> LowRankStack:
+        return LowRankStack(self.vectors, self.shape, [f.to(device) for f in self.factors], self.offset)
+
+    def tiles(self, alignment: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        columns = self.shape[1]
+        for start, stop in self._steps(math.lcm(alignment, max(1, columns))):
+            rows = slice(start // columns, stop // columns)
+            device = self.factors[0].a.device if self.factors else torch.device("cpu")
+            tile = scratch("tile", (len(self.vectors), stop - start), dtype, device)
+            tile.zero_()
+            for factors in self.factors:
+                factors.fill(tile.view(len(self.vectors), -1, columns), rows)
+            yield start, tile
+
+    def _add(self, out: Tensor, own: Tensor, partition: BlockPartition) -> None:
+        if not isinstance(partition, WholeBlock):
+            return super()._add(out, own, partition)
+        matrix = out.view(self.shape)
+        for factors in self.factors:
+            b = factors.b.to(out.dtype) * factors.scaled(own[:, 0])
+            matrix[factors.start : factors.stop].addmm_(b, factors.a.to(out.dtype))
+        return None
+
+    def _try_write(self, out: Tensor, base: Tensor | None, own: Tensor) -> bool:
+        if len(self.factors) != 1 or self.factors[0].b.shape[0] != self.shape[0]:
+            return False
+        if base is None or base.dtype != out.dtype:
+            return False
+        b = self.factors[0].b.to(out.dtype) * self.factors[0].scaled(own[:, 0])
+        torch.addmm(base.view(self.shape), b, self.factors[0].a.to(out.dtype), out=out.view(self.shape))
+        return True
+
+    def dots(self, gradient: Tensor, partition: BlockPartition) -> Tensor:
+        if not isinstance(partition, WholeBlock):
+            return super().dots(gradient, partition)
+        matrix = gradient.view(self.shape)
+        total = gradient.new_zeros(len(self.vectors))
+        for factors in self.factors:
+            rows = matrix[factors.start : factors.stop]
+            products = (factors.b.to(gradient.dtype).T @ rows).mul_(factors.a.to(gradient.dtype)).sum(1)
+            total += factors.by_vector(products, len(self.vectors))
+        return total.unsqueeze(1)
+
+
+def stacked_factors(deltas: list[LowRank]) -> list[StackedFactors]:
+    """Return the stacked factors for each range of rows that the vectors' factors fill."""
+    places: dict[tuple[int, int], list[tuple[int, Tensor, Tensor, float]]] = {}
+    for i, delta in enumerate(deltas):
+        for term in delta.terms:
+            places.setdefault((term.start, term.stop), []).append((i, term.b, term.a, term.scale))
+    out = []
+    for (start, _), terms in sorted(places.items()):
+        ranks = torch.tensor([a.shape[0] for _, _, a, _ in terms])
+        out.append(
+            StackedFactors(
+                start,
+                torch.cat([b for _, b, _, _ in terms], dim=1),
+                torch.cat([a for _, _, a, _ in terms]),
+                torch.tensor([scale for *_, scale in terms], dtype=torch.float64).repeat_interleave(ranks),
+                torch.tensor([i for i, *_ in terms]).repeat_interleave(ranks),
+            )
+        )
+    return out

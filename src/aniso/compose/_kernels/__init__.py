@@ -1,0 +1,1 @@
+"""Compiled CPU kernels that add and multiply stored task vectors; optional (numba)."""

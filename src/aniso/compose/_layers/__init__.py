@@ -1,0 +1,1 @@
+"""Linear layers and attention over composed weights, each with its own backward pass."""

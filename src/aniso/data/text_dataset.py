@@ -1,0 +1,170 @@
+"""Texts to learn from or to be measured on: read from files of strangers, and as rows of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from aniso.data import sampling
+from aniso.data.readers.texts import read_lines, read_text
+from aniso.errors import InputError, UsageError, printable
+from aniso.weights.jsontext import JsonError, parse_object
+
+JSON_LINES = (".jsonl", ".ndjson")
+_NOT_TEXT = (".json", ".csv", ".tsv", ".parquet", ".yaml", ".yml")
+NOTHING = -1
+"""In the place of a token: beyond a row's end, or where no token is to be guessed."""
+
+
+@final
+@dataclass(frozen=True)
+class Example:
+    """Something to say, and what it is said in answer to, if anything."""
+
+    prompt: str | None
+    completion: str
+    where: str
+    """Its file and line."""
+
+
+def read_examples(path: str | Path) -> tuple[Example, ...]:
+    """Of a file of JSON lines an example a line: ``{"prompt": …, "completion": …}``, or ``{"text": …}``.
+
+    A file of any other ending is one long text, unless it is that of a table.
+    """
+    path = Path(path)
+    if path.suffix.lower() in _NOT_TEXT:
+        raise InputError(
+            "DATA-TEXT",
+            f"'{printable(path)}' would be read as one long text",
+            expected='lines {"prompt": "…", "completion": "…"} in a file .jsonl, or a text in a file .txt',
+            fix="rename it, or write one example a line",
+        )
+    if path.suffix.lower() not in JSON_LINES:
+        text = read_text(path)
+        if not text.strip():
+            raise InputError("DATA-TEXT", f"'{printable(path)}' holds no text", fix="name another file")
+        return (Example(None, text, printable(path)),)
+    lines = read_lines(path)
+    if not lines:
+        raise InputError("DATA-TEXT", f"'{printable(path)}' holds no examples", fix="name another file")
+    return tuple(_example(line, where) for line, where in lines)
+
+
+def _example(line: str, where: str) -> Example:
+    try:
+        said = parse_object(line.encode())
+    except JsonError as e:
+        raise InputError(
+            "DATA-TEXT", f"{where} is no JSON object", reason=printable(e), fix="correct the line"
+        ) from None
+    keys = {"text"} if "text" in said else {"prompt", "completion"}
+    used = set(said) & {"text", "prompt", "completion"}
+    if keys != used or not all(isinstance(said[key], str) for key in keys):
+        raise InputError(
+            "DATA-TEXT",
+            f"{where} is no example",
+            expected='{"prompt": "…", "completion": "…"}, or {"text": "…"}',
+            found=printable(", ".join(f"{key}: {type(value).__name__}" for key, value in said.items())),
+            fix="rename the keys; texts are strings",
+        )
+    if any("\ud800" <= letter <= "\udfff" for key in keys for letter in said[key]):
+        raise InputError(
+            "DATA-TEXT",
+            f"{where} is no text",
+            found="half of a character (\\ud800 to \\udfff)",
+            expected="UTF-8",
+            fix="correct the line",
+        )
+    found = said["completion"] if "completion" in said else said["text"]
+    if not found.strip():
+        raise InputError("DATA-TEXT", f"{where} has nothing to say", fix="remove the line")
+    return Example(said["prompt"] if "completion" in said else None, found, where)
+
+
+Row = tuple[Tensor, Tensor]
+"""Tokens that are read, and those to be guessed; which belongs to which is the model's business."""
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class TextDataset:
+    """Rows of tokens, none longer than ``length``."""
+
+    name: str
+    rows: Sequence[Row]
+    places: Sequence[str]
+    """Of every row, where it is from."""
+    length: int
+    role: str = ""
+    """train, val or test: what may be learned from, or chosen by, is decided by it."""
+    notes: tuple[str, ...] = ()
+    things: ClassVar[str] = "texts"
+    at_once: ClassVar[int] = 16  # every token has a logit for each that it might be
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.places):
+            raise UsageError("DATA-TEXT", f"'{printable(self.name)}' has no rows", fix="name another file")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"TextDataset({self.name}: {len(self)} rows, {self.tokens:,} tokens to guess)"
+
+    @property
+    def tokens(self) -> int:
+        """To be guessed, of all rows."""
+        return sum(int((guessed != NOTHING).sum()) for _, guessed in self.rows)
+
+    def opened(self, index: int) -> Row:
+        return self.rows[index]
+
+    def label(self, index: int) -> str:
+        return self.places[index]
+
+    @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """What random choices about each row are seeded by; equal rows have keys of their own."""
+        return tuple(sampling.number(i, digest) for i, digest in enumerate(self.digests))
+
+    @cached_property
+    def manifest(self) -> str:
+        """Changes with any token."""
+        return hashlib.sha256("".join(self.digests).encode()).hexdigest()
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Of every row; equal rows have equal ones."""
+        return tuple(map(_digest, self.rows))
+
+
+def _digest(row: Row) -> str:
+    parts = [b",".join(str(token).encode() for token in tokens.tolist()) for tokens in row]
+    return hashlib.sha256(b";".join(parts)).hexdigest()
+
+
+@final
+@dataclass(frozen=True)
+class Padded:
+    """Rows of equal length, so that they can be stacked; models cut off what none of them needs."""
+
+    length: int
+    name: str = "tokens"
+
+    def __call__(self, row: Row, rng: torch.Generator) -> Tensor:
+        """Two rows: tokens that are read, and those to be guessed."""
+        out = torch.full((2, self.length), NOTHING, dtype=torch.int32)
+        for i, tokens in enumerate(row):
+            out[i, : len(tokens)] = tokens
+        return out
+
+    def finish(self, stack: Tensor) -> Tensor:
+        return stack.long()

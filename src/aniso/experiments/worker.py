@@ -1,0 +1,111 @@
+"""One cell in a process of its own: whatever happens to it happens to it alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from aniso.compose import Runtime
+from aniso.errors import AnisoError, InputError, StoppedError
+from aniso.experiments.banks import coefficients_file
+from aniso.experiments.carried_out import work_of
+from aniso.experiments.outcome import RunOptions, RunResult
+from aniso.experiments.record import Clock, record, write
+from aniso.experiments.spec import Cell
+from aniso.learn import REQUESTS
+from aniso.weights.atomic import disk, make_directory, write_text
+
+FAILED = ".failed.json"
+INTERRUPTED = 130
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where a cell leaves what it finds."""
+
+    record: Path
+    states: Path
+    coefficients: Path
+    """A directory for those of all cells."""
+
+    @property
+    def failure(self) -> Path:
+        return self.record.with_suffix(FAILED)
+
+
+def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads: int) -> None:
+    """Record a cell, or why it failed. A cell that was interrupted goes on where it stopped."""
+    torch.set_num_threads(threads)
+    # Ctrl-C reaches all processes of a terminal; the runner alone hears it, and asks cells to end
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)  # blocked since before it was forked
+    _end_with_the_runner()
+    clock = Clock()
+    try:
+        how = RunOptions(
+            data=data,
+            workers=workers,
+            runtime=Runtime(keep_freed=True),  # the process is the cell's own
+            directory=place.states,
+            resume=True,
+            coefficients=place.coefficients,
+        )
+        outcome = _carried_out(cell, how)
+        if outcome.coefficients is not None:
+            make_directory(place.coefficients)
+            file = place.coefficients / coefficients_file(cell.setting, outcome.inputs)
+            outcome.coefficients.save(file, overwrite=True)
+        if outcome.content is not None:
+            outcome.content.keep(place.record.parent)
+        made = record(cell.setting, outcome, clock, experiment=cell.experiment, label=cell.label)
+        write(place.record, made, overwrite=True)
+        disk.remove(place.failure)
+        if place.states.exists():
+            disk.remove(place.states)
+    except StoppedError:
+        raise SystemExit(INTERRUPTED) from None
+    except Exception as e:
+        _write_failure(place.failure, cell, e)
+        raise SystemExit(e.exit_code if isinstance(e, AnisoError) else 1) from None
+
+
+def _carried_out(cell: Cell, how: RunOptions) -> RunResult:
+    """A state of other inputs, software or threads (another --jobs) is of no use: begin anew."""
+    try:
+        return work_of(cell.setting, how).run()
+    except InputError as e:
+        if e.code != "RUN-CHANGED" or how.directory is None:
+            raise
+        disk.remove(how.directory)
+        return work_of(cell.setting, how).run()
+
+
+def _end_with_the_runner() -> None:
+    """A runner that was killed asks nobody to end: its cells would go on, and hold their locks."""
+    runner = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if runner is not None:
+            runner.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _write_failure(path: Path, cell: Cell, error: Exception) -> None:
+    what = error.to_json() if isinstance(error, AnisoError) else {"error": "BUG", "message": str(error)}
+    lines = [] if isinstance(error, AnisoError) else traceback.format_exc().splitlines()[-12:]
+    made = {"id": cell.setting.id, "label": cell.label, "spec": cell.setting.spec(), **what, "trace": lines}
+    write_text(path, json.dumps(made, indent=1, sort_keys=True) + "\n", overwrite=True)

@@ -1,0 +1,45 @@
+"""The size of images that a network takes, tried out without memory and without computing anything."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aniso.errors import InputError, printable
+
+
+def require_input_size(where: object, network: nn.Module, size: int, built_for: int | None) -> None:
+    """Refuse images of another size than a network was built for, unless it takes those as well.
+
+    Networks with a fixed table of positions, such as CLIP's, do not; convolutional ones do.
+    """
+    if built_for is None or size == built_for or _takes(network, size) or not _takes(network, built_for):
+        return
+    raise InputError(
+        "DIR-CONFIG",
+        f"'{printable(where)}' prepares images of another size than its model takes",
+        found=f"images of {size} x {size} pixels, by the settings for images",
+        expected=f"{built_for} x {built_for}, by the configuration of the model",
+        fix="use the settings for images that belong to this model",
+    )
+
+
+def _takes(network: nn.Module, size: int) -> bool:
+    """Return whether a copy of the network without values, only with shapes, takes images of this size."""
+    empty: dict[int, Any] = {id(held): _empty(held) for held in (*network.parameters(), *network.buffers())}
+    config: Any = getattr(network, "config", None)
+    images = torch.empty(1, getattr(config, "num_channels", 3), size, size, device="meta")
+    try:
+        with torch.no_grad():
+            copy.deepcopy(network, empty).eval()(images)
+    except Exception:  # whatever a library raises for a wrong shape
+        return False
+    return True
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty

@@ -1,0 +1,327 @@
+"""Records: what a run was asked to do, from what, and what came out. Written by runs, read by reports.
+
+A finished experiment is one file, ``records.jsonl``, with a record a line, sorted by id. A cell of an
+experiment that has just ended is a JSON file of its own, so that many processes may write at once and a crash
+costs nothing; ``RecordStore.compact`` moves such files into the one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aniso.errors import InputError, printable
+
+RECORDS = "records.jsonl"
+FAILED = ".failed.json"
+SCHEMA = 1
+_LARGEST = 1 << 30  # bytes of a file
+_LONGEST = 64 << 20  # bytes of a record
+_MOST = 10**12  # images of a task: more cannot be divided by as numbers
+_ROUNDING = 1e-3  # of accuracies written with few digits
+
+Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time", "lm"]
+Method = Literal["none", "vector", "search", "weights", "coefficients", "gradient-free"]
+Share = Annotated[float, Field(ge=0, le=1)]
+FiveNumbers = tuple[float, float, float, float, float]
+
+
+class _Part(BaseModel):
+    """What is read is checked; what a later version adds is kept, so that no two records look alike."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Score(_Part):
+    """Right answers on one task; bit i of ``right`` says whether picture i was among them."""
+
+    correct: Annotated[int, Field(ge=0, le=_MOST)]
+    total: Annotated[int, Field(ge=1, le=_MOST)]
+    accuracy: Share
+    per_class_accuracy: Share | None = None
+    interval: tuple[Share, Share] | None = None
+    right: Annotated[str, Field(pattern=r"^[0-9a-fA-F]+$")] | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Score:
+        if abs(self.accuracy - self.correct / self.total) > _ROUNDING:
+            raise ValueError(f"{self.correct} of {self.total} is not {self.accuracy}")
+        if self.right is not None:
+            answers = int(self.right, 16)
+            if answers.bit_length() > self.total or answers.bit_count() != self.correct:
+                raise ValueError(f"right does not name {self.correct} of {self.total} pictures")
+        return self
+
+
+class Metrics(_Part):
+    accuracy: dict[str, Score] = Field(default_factory=dict)
+    zero_shot: dict[str, Share] = Field(default_factory=dict)
+    reference: dict[str, Share] | None = None
+    out_of_domain: dict[str, Score] = Field(default_factory=dict)
+    online: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Of an online run: what was right of the answers given on the way."""
+    answers: dict[str, Any] = Field(default_factory=dict)
+    """Of a run without labels: how often answers are those of zero-shot, how sure they are, their counts."""
+    perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
+    """Of texts."""
+    base_perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
+    kept_epoch: int | None = None
+    epochs: int | None = None
+    trainable: int | None = None
+    history: tuple[dict[str, Any], ...] = ()
+
+
+class Spec(_Part):
+    """What the run was asked to do."""
+
+    setting: Setting
+    model: str
+    method: Method
+    bank: str | None = None
+    linearised: bool = False
+    partition: Any = None
+    task: str | None = None
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    target: str | None = None
+    control: str | None = None
+    shots: Annotated[int, Field(ge=0)] | None = None
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None
+    train: str | None = None
+    """Texts that were learned from; at test time what was trained."""
+    test: str | None = None
+    """Texts."""
+    head: str | None = None
+    joint: bool = False
+    select: str | None = None
+    budget: int | str | None = None
+    # as they were before they could be said
+    evaluations: int = 500
+    factors: bool = False
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the run measures the base as it is, which no number of pictures changes."""
+        return self.method == "none" and self.head is None
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The tasks whose accuracy the run is about."""
+        if self.setting == "addition":
+            return self.tasks or ()
+        if self.setting == "lm":
+            return (self.test,) if self.test is not None else ()
+        names = (self.target, self.control) if self.setting == "negation" else (self.task,)
+        return tuple(name for name in names if name is not None)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Spec:
+        needed = {
+            "few-shot": ("task", "shots"),
+            "peft": ("task", "fraction"),
+            "addition": ("tasks",),
+            "negation": ("target", "control"),
+            "finetune": ("task",),
+            "lm": ("train",),
+            "test-time": (),  # pictures of one's own have no task, and no accuracy
+        }[self.setting]
+        free = ("shots", "fraction") if self.unchanged else ()
+        for name in needed:
+            if getattr(self, name) in (None, 0) and name not in free:
+                raise ValueError(f"a {self.setting} run needs {name}")
+        return self
+
+
+class Summary(_Part):
+    """Least, quartiles and greatest of a run's coefficients, by kind of block and by depth."""
+
+    kind: dict[str, FiveNumbers] = Field(default_factory=dict)
+    depth: dict[str, FiveNumbers] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_sorted(self) -> Summary:
+        for name, numbers in (*self.kind.items(), *self.depth.items()):
+            if list(numbers) != sorted(numbers):
+                raise ValueError(f"the five numbers of {printable(name)} are not in order")
+        return self
+
+
+class Inputs(_Part):
+    """Hashes of what a run was made from."""
+
+    model: str | None = None
+    bank: str | None = None
+    data: dict[str, str] = Field(default_factory=dict)
+    """For every task, of names and labels."""
+    content: dict[str, dict[str, str]] | None = None
+    """For every split that was learned from or measured on, of its images or texts; None in older records."""
+
+
+class Record(_Part):
+    """One cell of an experiment."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    id: Annotated[str, Field(min_length=1)]
+    experiment: str
+    label: str
+    spec: Spec
+    metrics: Metrics = Field(default_factory=Metrics)
+    coefficients: Summary | None = None
+    inputs: Inputs = Field(default_factory=Inputs)
+    versions: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    seconds: Annotated[float, Field(ge=0)] | None = None
+    peak_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    notes: tuple[str, ...] = ()
+    status: str = "ok"
+
+    @model_validator(mode="after")
+    def _measured_what_it_should(self) -> Record:
+        missing = [name for name in self.spec.measured if name not in self.metrics.accuracy]
+        if self.ended_well and missing:
+            raise ValueError(f"no accuracy of {', '.join(map(printable, missing))}")
+        return self
+
+    @property
+    def ended_well(self) -> bool:
+        return self.status == "ok"
+
+    @property
+    def seed(self) -> int:
+        return self.spec.seed or 0
+
+    def accuracy(self, task: str) -> float:
+        return self.metrics.accuracy[task].accuracy
+
+    def content(self) -> dict[str, Any]:
+        """What was recorded, as plain JSON values; what was not said is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def rounded(value: Any) -> Any:
+    """The value with all floats in it rounded to six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value
+
+
+def read_records(paths: Sequence[Path]) -> list[Record]:
+    """Read every record in these files and below these directories; copies count once."""
+    read: dict[tuple[str, str], tuple[str, Record]] = {}
+    for path in _files(paths):
+        for place, record in _records(path):
+            # experiments may have a run in common, such as zero-shot
+            first, known = read.setdefault((record.experiment, record.id), (place, record))
+            if known != record:
+                raise InputError(
+                    "RECORD",
+                    "two records of the same run differ",
+                    found=[first, place],
+                    differs=", ".join(_differences(known, record)),
+                    fix="report on one of the two",
+                )
+    return [record for _, record in read.values()]
+
+
+def failed_cells(paths: Sequence[Path]) -> int:
+    """How many cells below these directories failed, and so have no record."""
+    return sum(1 for path in map(Path, paths) if path.is_dir() for _ in path.rglob(f"*{FAILED}"))
+
+
+@final
+class RecordStore:
+    """The finished records of a directory, by id."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / RECORDS
+
+    def finished(self) -> dict[str, Record]:
+        """The records in ``records.jsonl``."""
+        if not self.path.exists():
+            return {}
+        return {record.id: record for _, record in _records(self.path)}
+
+    def merged(self, loose: Sequence[Path]) -> str:
+        """The text of ``records.jsonl`` with the records of other files added, sorted by id.
+
+        Of two records with one id the one from a file of its own is newer, and replaces the other.
+        """
+        found = self.finished() | {record.id: record for record in map(read_record, loose)}
+        return "".join(f"{json.dumps(found[i].content(), sort_keys=True)}\n" for i in sorted(found))
+
+
+def read_record(path: Path) -> Record:
+    """Read the record in a file of its own."""
+    (found,) = (record for _, record in _records(path))
+    return found
+
+
+def _differences(a: Record, b: Record) -> list[str]:
+    ours, theirs = a.model_dump(), b.model_dump()
+    return [printable(name) for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = [*path.rglob("*.json"), *path.rglob(RECORDS)]
+            yield from sorted(p for p in found if p.is_file() and not _is_beside(p, path))
+        elif path.is_file():
+            yield path
+        else:
+            raise _bad(path, "no such file" if not path.exists() else "neither a file nor a directory")
+
+
+def _is_beside(path: Path, root: Path) -> bool:
+    """True for what runs leave beside records: reasons of failures, adapters, states, lists of images."""
+    words = path.relative_to(root).parts
+    hidden = any(word.startswith(".") for word in words) or "images" in words[:-1]
+    return hidden or path.name.endswith(FAILED) or path.name in ("failure.json", "adapter_config.json")
+
+
+def _records(path: Path) -> Iterator[tuple[str, Record]]:
+    """The records of a file, each with its place for messages."""
+    place = printable(path)
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise _bad(place, f"{size:,} bytes")
+        if path.suffix != ".jsonl":
+            yield place, _parsed(path.read_bytes(), place)
+            return
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                where = f"{place}, line {number}"
+                yield where, _parsed(line, where)
+    except OSError as e:
+        raise _bad(place, e.strerror or str(e)) from None
+
+
+def _parsed(data: bytes, place: str) -> Record:
+    if len(data) > _LONGEST:
+        raise _bad(place, f"{len(data):,} bytes")
+    try:
+        return Record.model_validate_json(data)
+    except ValidationError as e:
+        first = e.errors(include_url=False)[0]
+        key = ".".join(str(word) for word in first["loc"])
+        raise _bad(place, f"{key}: {first['msg']}" if key else first["msg"]) from None
+
+
+def _bad(place: object, found: str) -> InputError:
+    return InputError(
+        "RECORD",
+        f"'{printable(place)}' is no record of an experiment",
+        found=found,
+        expected=f"JSON of schema {SCHEMA}, as experiments write it",
+        fix="name only files and directories of records",
+    )

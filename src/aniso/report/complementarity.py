@@ -1,0 +1,141 @@
+"""Which test pictures which methods get right: do they know the same things?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+
+from aniso.errors import UsageError, printable
+from aniso.records import Record
+from aniso.report.results import Results, results, standard_error
+from aniso.report.tables import Cell, Estimate, Table
+
+_Runs = dict[tuple[str, int], Record]  # by task and seed
+
+
+def complementarity(records: Mapping[str, Record], task: str | None = None) -> dict[frozenset[str], int]:
+    """How many pictures exactly these methods get right, for every set of methods that occurs.
+
+    The empty set stands for pictures that nobody gets right. Runs of more than one task need ``task``.
+    """
+    if not records:
+        raise UsageError("RECORD", "there is nothing to compare", fix="give a record for each method")
+    task = task or _task(records)
+    answers = [_answers(label, record, task) for label, record in records.items()]
+    total = _same(records, task)
+    bits = [f"{right:0{total}b}" for right in answers]
+    patterns = Counter(zip(*bits, strict=True))  # of every picture, the last one first
+    return {
+        frozenset(label for label, bit in zip(records, pattern, strict=True) if bit == "1"): count
+        for pattern, count in patterns.items()
+    }
+
+
+def _task(records: Mapping[str, Record]) -> str:
+    found = {task for record in records.values() for task in record.spec.measured}
+    if len(found) != 1:
+        raise UsageError(
+            "RECORD",
+            "the runs are not about one and the same task",
+            found=", ".join(map(printable, sorted(found))),
+            fix="complementarity(records, task=...)",
+        )
+    return found.pop()
+
+
+def _answers(label: str, record: Record, task: str) -> int:
+    score = record.metrics.accuracy.get(task)
+    if score is None or score.right is None:
+        raise UsageError(
+            "RECORD",
+            f"'{printable(label)}' does not say which pictures of {printable(task)} it got right",
+            fix="run it again with the answers kept",
+        )
+    return int(score.right, 16)
+
+
+def _same(records: Mapping[str, Record], task: str) -> int:
+    """The number of pictures, if all runs saw the same ones."""
+    seen = {(r.inputs.data.get(task), r.metrics.accuracy[task].total) for r in records.values()}
+    if len(seen) > 1 or None in {manifest for manifest, _ in seen}:
+        raise UsageError(
+            "RECORD",
+            f"the runs were not measured on the same pictures of {printable(task)}",
+            found=", ".join(f"{(manifest or 'unknown')[:12]} ({total:,})" for manifest, total in seen),
+            fix="compare runs whose inputs.data agree",
+        )
+    return next(iter(seen))[1]
+
+
+def gains(records: Iterable[Record]) -> Table | None:
+    """For every two methods: of the pictures that the base gets wrong, which ones does either get right?
+
+    Per cent of all test pictures, means over tasks, at the largest number of shots that two methods have.
+    None if there are no two, or no record of the base, that say which pictures they got right.
+    """
+    found = results(records)
+    base = {record.spec.task: record for row in found.rows if row.fixed for record in row.records}
+    sizes = {record.spec.shots or 0 for row in found.rows if not row.fixed for record in row.records}
+    for most in sorted(sizes, reverse=True):
+        methods = {row.name: _at(row.records, most) for row in found.rows if not row.fixed}
+        pairs = {pair: _pair(base, methods, *pair) for pair in combinations(methods, 2)}
+        rows: list[tuple[Cell, ...]] = [(*pair, *shares) for pair, shares in pairs.items() if shares]
+        if rows:
+            return _table(found, most, rows)
+    return None
+
+
+def _pair(
+    base: Mapping[str | None, Record], methods: Mapping[str, _Runs], one: str, other: str
+) -> list[Estimate]:
+    """Of two methods, over the runs that both have; nothing if there are none."""
+    shared = [key for key in methods[one] if key in methods[other] and key[0] in base]
+    shares = [_shares(base[key[0]], methods[one][key], methods[other][key]) for key in shared]
+    return _means(shares, [seed for _, seed in shared])
+
+
+def _table(found: Results, shots: int, rows: Sequence[tuple[Cell, ...]]) -> Table:
+    return Table(
+        f"{found.name}: who corrects what, {shots} shot{'' if shots == 1 else 's'}",
+        ("first", "second", "only the first", "both", "only the second"),
+        tuple(rows),
+        (
+            "per cent of the test pictures that the base gets wrong and a method gets right",
+            f"means over {found.count}; ± is the standard error of the mean over {len(found.seeds)} seeds",
+        ),
+    )
+
+
+def _at(records: Sequence[Record], shots: int) -> _Runs:
+    return {
+        (record.spec.task, record.seed): record
+        for record in records
+        if record.spec.task is not None and record.spec.shots == shots and _says(record)
+    }
+
+
+def _says(record: Record) -> bool:
+    score = record.metrics.accuracy.get(record.spec.task or "")
+    return score is not None and score.right is not None
+
+
+def _shares(base: Record, one: Record, other: Record) -> tuple[float, float, float]:
+    """Only the first, both, only the second; per cent of all pictures."""
+    counts = complementarity({"base": base, "one": one, "other": other})
+    total = sum(counts.values())
+    kinds = ({"one"}, {"one", "other"}, {"other"})
+    only, both, second = (100 * counts.get(frozenset(kind), 0) / total for kind in kinds)
+    return only, both, second
+
+
+def _means(shares: Sequence[tuple[float, float, float]], seeds: Sequence[int]) -> list[Estimate]:
+    out = []
+    for values in zip(*shares, strict=True):
+        by_seed: dict[int, list[float]] = defaultdict(list)
+        for value, seed in zip(values, seeds, strict=True):
+            by_seed[seed].append(value)
+        means = [fmean(found) for found in by_seed.values()]
+        out.append(Estimate(fmean(means), standard_error(means)))
+    return out

@@ -1,0 +1,1 @@
+"""Vectors and banks on disk."""

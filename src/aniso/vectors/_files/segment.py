@@ -1,0 +1,317 @@
+"""Reading files of vectors: the index at once, deltas when asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast, final
+
+import torch
+from pydantic import ValidationError
+
+from aniso.errors import InputError, printable
+from aniso.vectors._files.checksums import DIGITS, VerifiedFile
+from aniso.vectors._files.segment_format import (
+    FORMAT,
+    INDEX,
+    READABLE,
+    CellRecord,
+    Index,
+    TermRecord,
+    metadata,
+)
+from aniso.vectors.block import Block, Layout
+from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Packed, Term
+from aniso.vectors.packing import Packing
+from aniso.vectors.provenance import BaseInfo, Provenance
+from aniso.weights import SafetensorsFile, TensorInfo
+from aniso.weights.dtypes import FLOATS
+from aniso.weights.files import RawFile
+
+_MAX_INDEX = 256 << 20
+
+
+@dataclass(frozen=True)
+class SegmentVector:
+    """One vector of a segment, unread."""
+
+    name: str
+    provenance: Provenance
+    norms: Mapping[str, float]
+    relative_error: float
+    cells: Mapping[str, Callable[[], Delta]]
+
+
+@final
+class Segment:
+    """A file of vectors: its index is read when opened, deltas when asked for."""
+
+    def __init__(self, file: SafetensorsFile, index: Index, sha256: str | None = None) -> None:
+        self._file = file
+        self.index = index
+        self._verified = VerifiedFile(file, index.checksums, self._part_starts, sha256)
+        self.layout = Layout(
+            index.scheme, tuple(Block(b.name, b.shape, b.kind, b.depth) for b in index.blocks)
+        )
+        self._present: list[dict[str, None]] = [{} for _ in index.vectors]
+        for name, cell in index.cells.items():
+            for i in (*cell.dense, *(t.vector for t in cell.terms)):
+                self._present[i][name] = None
+        self.base = BaseInfo(index.base.label, index.base.content, index.base.activation, index.base.norms)
+
+    @classmethod
+    def open(cls, path: Path, *, index_sha256: str | None = None, sha256: str | None = None) -> Segment:
+        """Open a file of vectors; its index is read and compared with its hash, deltas are not read.
+
+        ``index_sha256`` and ``sha256`` are what a bank's manifest says of the index and of the whole file.
+        Files of schema 1 have no checksums of their own: they are compared with ``sha256`` when first read.
+        """
+        file = SafetensorsFile(RawFile(path))
+        info = file.tensors.get(INDEX)
+        if file.metadata.get("format") != FORMAT or info is None or info.nbytes > _MAX_INDEX:
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{file.label}' is not a file of task vectors",
+                found=f"metadata {printable(json.dumps(file.metadata), 100)}",
+                expected=json.dumps({"format": FORMAT}),
+                fix="make one with: aniso vector make --base BASE TUNED -o FILE",
+            )
+        text = bytes(file.read(INDEX).numpy().tobytes())
+        try:
+            _require_intact(file, text, index_sha256)
+            index = Index.model_validate_json(text)
+            if str(index.schema_version) != file.metadata["schema"]:
+                raise ValueError(f"schema {index.schema_version} in the index, another in the metadata")
+            segment = cls(file, index, sha256)
+            segment._check()
+        except (ValidationError, ValueError, KeyError, IndexError) as e:
+            reason = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{file.label}' has an index that does not fit its content",
+                reason=printable(reason),
+                fix="build it again, or update aniso if it was written by a newer version",
+            ) from None
+        return segment
+
+    @property
+    def file(self) -> RawFile:
+        return self._file.files[0]
+
+    def vector(self, i: int) -> SegmentVector:
+        record = self.index.vectors[i]
+        cells = {name: partial(self._cell, name, i) for name in self._present[i]}
+        origin = Provenance(**record.origin.model_dump())
+        return SegmentVector(record.name, origin, record.norms, record.relative_error, cells)
+
+    def _cell(self, block: str, i: int) -> Delta:
+        return self.read(block, {i})[i]
+
+    def cell_bytes(self, block: str, i: int) -> int:
+        """What one vector's delta of a block takes in the file, with its share of what vectors share."""
+        cell = self.index.cells.get(block)
+        if cell is None:
+            return 0
+        tensors = self._file.tensors
+        if i in cell.dense:
+            names = (f"{block}|codes", f"{block}|scales", f"{block}|mean") if cell.packed else (block,)
+            return sum(tensors[n].nbytes for n in names if n in tensors) // len(cell.dense)
+        ranks = [(t.rank, t.group) for t in cell.terms if t.vector == i]
+        pairs = [(rank, tensors[f"{block}|{f}.{g}"]) for rank, g in ranks for f in "AB"]
+        return sum(rank * info.nbytes // info.shape[0] for rank, info in pairs)
+
+    def read(self, block: str, wanted: set[int], *, exact: bool = True) -> dict[int, Delta]:
+        """The deltas of one block for the vectors wanted; for all of them it is one contiguous read."""
+        cell = self.index.cells.get(block)
+        if cell is None:
+            return {}
+        out: dict[int, Delta] = {}
+        rows = [row for row, i in enumerate(cell.dense) if i in wanted]
+        for start, stop in _runs(rows):
+            for row, delta in self._read_dense(block, cell, start, stop, exact=exact):
+                if cell.dense[row] in wanted:
+                    out[cell.dense[row]] = delta
+        terms = [t for t in cell.terms if t.vector in wanted]
+        if terms:
+            out |= self._read_factors(block, terms)
+        return {i: out[i] for i in sorted(out)}
+
+    def _read_dense(
+        self, block: str, cell: CellRecord, start: int, stop: int, *, exact: bool
+    ) -> Iterable[tuple[int, Delta]]:
+        shape = self.layout.by_name[block].shape
+        if cell.packed:
+            packing = cast(Packing, self.index.storage.packing)
+            codes = self._verified.read_rows(f"{block}|codes", start, stop)
+            scales = self._verified.read_rows(f"{block}|scales", start, stop)
+            mean = self._verified.read(f"{block}|mean") if f"{block}|mean" in self._file.tensors else None
+            for k in range(stop - start):
+                yield start + k, Packed(shape, packing, codes[k], scales[k], mean)
+            return
+        values = self._verified.read_rows(block, start, stop)
+        numel = math.prod(shape)
+        missed = self._exact(block, len(cell.dense) * numel) if exact else None
+        for k in range(stop - start):
+            yield start + k, Dense(values[k], _slice(missed, start + k, numel))
+
+    def _exact(self, block: str, numel: int) -> Exact | None:
+        """Exact values of all vectors; ``numel`` is the number of elements they may point to."""
+        if f"{block}|exact.index" not in self._file.tensors:
+            return None
+        index = self._verified.read(f"{block}|exact.index")
+        value = self._verified.read(f"{block}|exact.value")
+        fits = (
+            (index.dtype, value.dtype) == (torch.int64, torch.float32)
+            and index.shape == value.shape == (index.numel(),)
+            and (index.numel() == 0 or (int(index[0]) >= 0 and int(index[-1]) < numel))
+            and bool((index[1:] > index[:-1]).all())
+        )
+        if not fits:
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{self._file.label}' has exact values without a place",
+                key=block,
+                fix="build it again",
+            )
+        return Exact(index, value)
+
+    def _read_factors(self, block: str, terms: list[TermRecord]) -> dict[int, Delta]:
+        shape = self.layout.by_name[block].shape
+        found: dict[int, tuple[Term, ...]] = {}
+        for group in sorted({t.group for t in terms}):
+            members = [t for t in terms if t.group == group]
+            low, high = min(t.first for t in members), max(t.first + t.rank for t in members)
+            a = self._verified.read_rows(f"{block}|A.{group}", low, high)
+            b = self._verified.read_rows(f"{block}|B.{group}", low, high)
+            for t in members:
+                rows = slice(t.first - low, t.first - low + t.rank)
+                found[t.vector] = (*found.get(t.vector, ()), Term(b[rows].T, a[rows], t.scale, t.start))
+        return {i: LowRank(shape, own) for i, own in found.items()}
+
+    def _check(self) -> None:
+        """The index must describe the tensors that are there, and nothing else."""
+        index = self.index
+        for vector, present in zip(index.vectors, self._present, strict=True):
+            if set(vector.norms) != set(present):
+                raise ValueError(f"norms and deltas of vector {vector.name} are of different blocks")
+        expected = {INDEX}
+        for name, cell in index.cells.items():
+            block = self.layout.by_name[name]
+            expected |= self._check_cell(block, cell)
+        if expected != set(self._file.tensors):
+            odd = sorted(expected ^ set(self._file.tensors))
+            raise ValueError(f"tensors and index disagree on {', '.join(odd[:4])}")
+        if index.schema_version > 1:
+            self._check_checksums()
+
+    def _check_checksums(self) -> None:
+        """Every part of every tensor must have a checksum, so that none can be read unverified."""
+        for name in self._file.tensors:
+            parts = len(self._part_starts(name))
+            if name != INDEX and len(self.index.checksums.get(name, "")) != parts * DIGITS:
+                raise ValueError(f"{name} does not have {parts} checksums")
+
+    def _part_starts(self, name: str) -> Sequence[int]:
+        """The first row of every part of a tensor."""
+        block, _, what = name.partition("|")
+        if what in ("mean", "exact.index", "exact.value"):
+            return (0,)
+        cell = self.index.cells.get(block, CellRecord())
+        if what[:2] in ("A.", "B."):
+            return sorted(term.first for term in cell.terms if str(term.group) == what[2:])
+        return range(len(cell.dense))
+
+    def _check_cell(self, block: Block, cell: CellRecord) -> set[str]:
+        """The names of the tensors that make up a cell, once they have been found to fit."""
+        count, tensors = len(self.index.vectors), self._file.tensors
+        for i in (*cell.dense, *(t.vector for t in cell.terms)):
+            if not 0 <= i < count:
+                raise ValueError(f"block {block.name} names vector {i} of {count}")
+        expected = self._expected(block, cell)
+        for name, info in expected.items():
+            found = tensors[name]
+            if found.shape != info.shape or info.dtype not in (found.dtype, "F" * (found.dtype in FLOATS)):
+                raise ValueError(f"{name} is {found.dtype} {found.shape}, not {info.dtype} {info.shape}")
+        factors = {f"{block.name}|{f}.{t.group}" for t in cell.terms for f in "AB"}
+        for term in cell.terms:
+            self._check_term(block, term)
+        exact = {f"{block.name}|exact.index", f"{block.name}|exact.value"} & set(tensors)
+        return set(expected) | factors | exact
+
+    def _expected(self, block: Block, cell: CellRecord) -> dict[str, TensorInfo]:
+        """Shape and dtype ("F" for any float) of a cell's dense or packed tensors."""
+        n, name = len(cell.dense), block.name
+        if not cell.dense:
+            return {}
+        if not cell.packed:
+            return {name: TensorInfo("F", (n, *block.shape))}
+        packing = self.index.storage.packing
+        if packing is None:
+            raise ValueError(f"block {name} is packed in storage {self.index.storage}")
+        out = {
+            f"{name}|codes": TensorInfo("U8", (n, packing.code_bytes(block.numel))),
+            f"{name}|scales": TensorInfo("BF16", (n, packing.groups(block.numel))),
+        }
+        if self.index.storage.has_mean:
+            out[f"{name}|mean"] = TensorInfo("BF16", block.shape)
+        return out
+
+    def _check_term(self, block: Block, term: TermRecord) -> None:
+        rows, columns = block.matrix_shape
+        a = self._file.tensors[f"{block.name}|A.{term.group}"].shape
+        b = self._file.tensors[f"{block.name}|B.{term.group}"].shape
+        fits = (
+            len(a) == len(b) == 2
+            and a[0] == b[0]
+            and a[1] == columns
+            and 0 <= term.start <= rows - b[1]
+            and term.first >= 0
+            and 0 < term.rank <= a[0] - term.first
+        )
+        if not fits:
+            raise ValueError(f"a low-rank term of block {block.name} does not fit")
+
+
+def _require_intact(file: SafetensorsFile, text: bytes, recorded: str | None) -> None:
+    """The index must be of a schema we read, and have the sha256 that the file and the manifest say."""
+    schema = file.metadata.get("schema")
+    if schema == "1":
+        if file.metadata != {"format": FORMAT, "schema": "1"} or recorded is not None:
+            raise ValueError("schema 1 where the manifest or the metadata speaks of another")
+        return
+    found = hashlib.sha256(text).hexdigest()
+    if schema is None or schema not in map(str, READABLE):
+        raise ValueError(f"schema {schema}, this version reads {', '.join(map(str, READABLE))}")
+    if file.metadata != metadata(found) or recorded not in (None, found):
+        raise InputError(
+            "FILE-HASH",
+            f"'{file.label}' is damaged, or is not the file that its bank was made of",
+            key=INDEX,
+            expected=recorded or printable(file.metadata.get("index", "a hash in the metadata")),
+            found=found,
+            fix="restore the file from a copy, or build it again",
+        )
+
+
+def _runs(rows: list[int]) -> list[tuple[int, int]]:
+    """What to read at once: all from the first to the last row, or only neighbours if most are not wanted."""
+    if not rows or 2 * len(rows) > rows[-1] + 1 - rows[0]:
+        return [(rows[0], rows[-1] + 1)] if rows else []
+    starts = [row for i, row in enumerate(rows) if i == 0 or rows[i - 1] + 1 != row]
+    return [(start, next(r for r in range(start, rows[-1] + 2) if r not in rows)) for start in starts]
+
+
+def _slice(exact: Exact | None, row: int, numel: int) -> Exact | None:
+    """The entries of one vector; entries are sorted by vector."""
+    if exact is None:
+        return None
+    bounds = torch.tensor([row * numel, (row + 1) * numel], dtype=exact.index.dtype)
+    first, last = torch.searchsorted(exact.index, bounds).tolist()
+    if first == last:
+        return None
+    return Exact(exact.index[first:last] - row * numel, exact.value[first:last])

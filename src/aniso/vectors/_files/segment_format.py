@@ -1,0 +1,102 @@
+"""Vectors on disk: one safetensors file in which all vectors' deltas of a block lie together.
+
+Written block by block, so the memory needed is that of one block of one vector; read block by block, so a
+bank may be larger than memory. For a block ``B`` the file holds
+
+* ``B``: the dense deltas stacked, vectors first; or ``B|codes`` and ``B|scales`` when packed, with
+  ``B|mean`` when differences to a shared mean are packed;
+* ``B|exact.index``, ``B|exact.value``: tuned values that base + delta would miss by a rounding;
+* ``B|A.n`` and ``B|B.n``: the low-rank factors of all vectors, concatenated along the rank
+  (``B`` transposed), one pair for each number of rows and dtype that occurs;
+
+and a last tensor, ``aniso.index``, that says in JSON which vector is where, with a checksum of every part
+(``checksums.py``). Its own sha256 is in the file's metadata. Schema 1 had no checksums.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from aniso.vectors.block import Kind
+from aniso.vectors.packing import Storage
+
+SCHEMA = 2
+READABLE = (1, SCHEMA)
+INDEX = "aniso.index"
+FORMAT = "aniso vectors"
+
+
+def metadata(index_sha256: str) -> dict[str, str]:
+    """The metadata of a file that this version writes."""
+    return {"format": FORMAT, "schema": str(SCHEMA), "index": index_sha256}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BlockRecord(_Strict):
+    """A block as it is written down: without the names it had in some file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    depth: int | None = None
+
+
+class BaseRecord(_Strict):
+    label: str
+    content: str
+    activation: str | None = None
+    norms: dict[str, float]
+
+
+class OriginRecord(_Strict):
+    source: str
+    format: str
+    sha256: str = ""
+    revision: str | None = None
+    dtype: str | None = None
+    formula: str
+    notes: tuple[str, ...] = ()
+
+
+class VectorRecord(_Strict):
+    name: str
+    norms: dict[str, float]
+    relative_error: float = 0.0
+    origin: OriginRecord
+
+
+class TermRecord(_Strict):
+    """One low-rank term: ranks ``first : first + rank`` of the pair ``group``."""
+
+    vector: int
+    group: int
+    first: int
+    rank: int
+    start: int
+    scale: float
+
+
+class CellRecord(_Strict):
+    """What the file holds of one block."""
+
+    dense: tuple[int, ...] = ()
+    """Vectors in the order they are stacked in."""
+    packed: bool = False
+    terms: tuple[TermRecord, ...] = ()
+
+
+class Index(_Strict):
+    """The last tensor of the file, as JSON."""
+
+    schema_version: int
+    storage: Storage
+    scheme: str
+    base: BaseRecord
+    blocks: tuple[BlockRecord, ...]
+    vectors: tuple[VectorRecord, ...]
+    cells: dict[str, CellRecord]
+    checksums: dict[str, str] = {}
+    """For every other tensor the checksums of its parts in order, 16 hexadecimal digits each."""

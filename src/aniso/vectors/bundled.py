@@ -1,0 +1,32 @@
+"""Banks that come with the package, by name."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from aniso.errors import UsageError, printable
+
+_PLACES = {"mini": "standard", "mini-linearised": "linearised", "mini-lora4": "lora4"}
+PREFIX = "mini"
+
+
+def list_banks() -> tuple[str, ...]:
+    """Names of the banks that come with the package; ``Bank.load`` takes them like directories."""
+    return tuple(name for name in _PLACES if _place(name).is_dir())
+
+
+def bundled_bank(name: str) -> Path:
+    """The directory of a bank that comes with the package."""
+    if name not in list_banks():
+        raise UsageError(
+            "BANK-NAME",
+            f"no bank '{printable(name)}' comes with aniso",
+            expected=", ".join(list_banks()),
+            fix="name a directory",
+        )
+    return _place(name)
+
+
+def _place(name: str) -> Path:
+    return Path(str(resources.files("aniso"))) / "models" / "mini" / "banks" / _PLACES[name]
