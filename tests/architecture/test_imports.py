@@ -16,6 +16,7 @@ import aniso
 ROOT = Path(aniso.__file__).parent
 LEVELS = {
     "errors": 0,
+    "registry": 1,
     "classes": 1,
     "records": 1,
     "progress": 0,
