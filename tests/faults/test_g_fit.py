@@ -174,7 +174,7 @@ def test_G3_how_work_is_carried_out_is_no_part_of_the_spec(printed, group, name,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("option", ["--lr", "--clip", "--weight-decay"])
+@pytest.mark.parametrize("option", ["--lr", "--max-grad-norm", "--weight-decay"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
 def test_G3_a_number_that_is_none_is_a_usage_error(aniso, shelf, option, value):
     ran = aniso(*shelf.few_shot(option, value))
@@ -210,7 +210,7 @@ def _tasks(shelf, kind):
 
 @pytest.mark.parametrize("kind", ["few-shot", "addition", "negation", "peft"])
 def test_G4_a_seed_decides_every_byte(aniso, shelf, tmp_path, kind):
-    quick = ("--epochs", 1, "--batch", 4, "--lr", 0.1, "--no-compare")
+    quick = ("--epochs", 1, "--batch-size", 4, "--lr", 0.1, "--no-compare")
 
     def learned(name, seed):
         given = (*shelf.base, *_tasks(shelf, kind), *quick, "--seed", seed, "-o", tmp_path / name)

@@ -14,6 +14,7 @@ from aniso.experiments.options import Options
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.strict_yaml import Document, as_yaml
+from aniso.registry import METHODS, SETTINGS
 
 if TYPE_CHECKING:
     from aniso.experiments.result import RunOptions
@@ -56,6 +57,7 @@ def _taken(options: type[O], values: dict[str, Any]) -> O:
 
 
 def _setting(name: str, values: Mapping[str, Any]) -> Setting:
+    _require_effect(name, values)
     given: dict[str, Any] = {"setting": name, **values}
     schedule = {key: given.pop(key) for key in ScheduleOptions.model_fields if key in given}
     if schedule:
@@ -64,6 +66,22 @@ def _setting(name: str, values: Mapping[str, Any]) -> Setting:
         given["classes"] = read_names(given["classes"])
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     return parse_setting(Document(COMMAND_LINE, plain, {}))
+
+
+def _require_effect(name: str, values: Mapping[str, Any]) -> None:
+    """Raise an error for options that the chosen method does not have."""
+    setting = SETTINGS.get(name)
+    method = values.get("method", setting.model_fields["method"].default)
+    METHODS.require(method, option="--method")
+    known = {*setting.model_fields, *METHODS.get(method).model_fields}
+    known |= {*ScheduleOptions.model_fields} if "schedule" in known else set()
+    useless = [f"--{key.replace('_', '-')}" for key in values if key not in known]
+    if useless:
+        raise UsageError(
+            "USAGE",
+            f"{', '.join(useless)} {'has' if len(useless) == 1 else 'have'} no effect with --method {method}",
+            fix=f"leave {'it' if len(useless) == 1 else 'them'} out, or choose another --method",
+        )
 
 
 def _run(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> None:
