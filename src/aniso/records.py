@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, final
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,8 +24,18 @@ _LONGEST = 64 << 20  # bytes of a record
 _MOST = 10**12  # images of a task: more cannot be divided by as numbers
 _ROUNDING = 1e-3  # of accuracies written with few digits
 
-Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-time", "lm"]
-Method = Literal["none", "vector", "search", "weights", "coefficients", "gradient-free", "layernorm"]
+Name = Annotated[str, Field(min_length=1)]
+"""Of a setting or a method: another package may register its own, so any name is one."""
+NEEDED: Final[dict[str, tuple[str, ...]]] = {
+    "few-shot": ("task", "shots"),
+    "peft": ("task", "fraction"),
+    "addition": ("tasks",),
+    "negation": ("target", "control"),
+    "finetune": ("task",),
+    "lm": ("train",),
+    "test-time": (),  # a user's own images have no task, and no accuracy
+}
+"""The fields of a spec that each of aniso's own settings needs; other settings are not checked."""
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
 JsonValue: TypeAlias = bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
@@ -47,7 +57,7 @@ class _Part(BaseModel):
 
 
 class Score(_Part):
-    """Right answers on one task; bit i of ``right`` says whether picture i was among them."""
+    """Accuracy on one task; bit i of ``right`` is set if image i was classified correctly."""
 
     correct: Annotated[int, Field(ge=0, le=_MOST)]
     total: Annotated[int, Field(ge=1, le=_MOST)]
@@ -61,9 +71,9 @@ class Score(_Part):
         if abs(self.accuracy - self.correct / self.total) > _ROUNDING:
             raise ValueError(f"{self.correct} of {self.total} is not {self.accuracy}")
         if self.right is not None:
-            answers = int(self.right, 16)
-            if answers.bit_length() > self.total or answers.bit_count() != self.correct:
-                raise ValueError(f"right does not name {self.correct} of {self.total} pictures")
+            images = int(self.right, 16)
+            if images.bit_length() > self.total or images.bit_count() != self.correct:
+                raise ValueError(f"right does not name {self.correct} of {self.total} images")
         return self
 
 
@@ -164,11 +174,11 @@ class Metrics(_Part):
 
 
 class Spec(_Part):
-    """What the run was asked to do."""
+    """The options of the run that tables and reports use; further fields are kept as they are."""
 
-    setting: Setting
+    setting: Name
     model: str
-    method: Method
+    method: Name
     bank: str | None = None
     linearised: bool = False
     partition: Any = None
@@ -187,38 +197,31 @@ class Spec(_Part):
     joint: bool = False
     select: str | None = None
     budget: int | str | None = None
-    # as they were before they could be said
+    # defaults of records written before these were options
     evaluations: int = 500
     factors: bool = False
 
     @property
     def unchanged(self) -> bool:
-        """Whether the run measures the base as it is, which no number of pictures changes."""
+        """True if the run evaluates the base itself, which does not depend on the number of images."""
         return self.method == "none" and self.head is None
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The tasks whose accuracy the run is about."""
+        """The tasks whose accuracy a run of this setting must state; none for settings of other packages."""
         if self.setting == "addition":
             return self.tasks or ()
         if self.setting == "lm":
             return (self.test,) if self.test is not None else ()
+        if self.setting not in NEEDED:
+            return ()
         names = (self.target, self.control) if self.setting == "negation" else (self.task,)
         return tuple(name for name in names if name is not None)
 
     @model_validator(mode="after")
     def _is_complete(self) -> Spec:
-        needed = {
-            "few-shot": ("task", "shots"),
-            "peft": ("task", "fraction"),
-            "addition": ("tasks",),
-            "negation": ("target", "control"),
-            "finetune": ("task",),
-            "lm": ("train",),
-            "test-time": (),  # pictures of one's own have no task, and no accuracy
-        }[self.setting]
         free = ("shots", "fraction") if self.unchanged else ()
-        for name in needed:
+        for name in NEEDED.get(self.setting, ()):
             if getattr(self, name) in (None, 0) and name not in free:
                 raise ValueError(f"a {self.setting} run needs {name}")
         return self
@@ -283,6 +286,11 @@ class Record(_Part):
     @property
     def seed(self) -> int:
         return self.spec.seed or 0
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The tasks the run is about; for settings of other packages, all tasks with an accuracy."""
+        return self.spec.measured if self.spec.setting in NEEDED else tuple(self.metrics.accuracy)
 
     def accuracy(self, task: str) -> float:
         return self.metrics.accuracy[task].accuracy

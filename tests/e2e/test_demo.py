@@ -1,4 +1,4 @@
-"""The tour, shortened: the same commands on fewer pictures for fewer epochs."""
+"""The tour, shortened: the same commands on fewer images for fewer epochs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from aniso.data import load_task
-from aniso.demo import pictures, steps
+from aniso.demo import images, steps
 from aniso.models import load_model
 
 
@@ -17,7 +17,7 @@ from aniso.models import load_model
 def short(monkeypatch):
     import aniso.demo.tour as module
 
-    monkeypatch.setattr(pictures, "EACH", 14)
+    monkeypatch.setattr(images, "EACH", 14)
     once = ("--epochs", "1", "--lr", "0.1", "--batch-size", "24", "--min-steps-per-epoch", "2")
     monkeypatch.setattr(module, "_FEW", ("--view", "train", *once))
     monkeypatch.setattr(module, "_JOINT", once)
@@ -29,7 +29,7 @@ def test_the_tour_runs_and_its_page_and_files_are_there(short, aniso, tmp_path):
     ran = aniso("demo", "-o", tmp_path / "tour", "--json")
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
-    assert set(said["tables"]) == {"Digits", "Three tasks", "Digits taken out"}
+    assert set(said["tables"]) == {"Digits", "Three tasks", "Digits negated"}
     assert ran.err.count("$ aniso ") == len(steps()) == 11
     page = (tmp_path / "tour/index.html").read_text()
     assert page.count("<img ") == 11  # three of coefficients for each setting, two of bars
@@ -61,10 +61,10 @@ def test_a_directory_that_is_not_the_tours_is_never_removed(aniso, tmp_path):
     assert ran.code == 2 and (tmp_path / "mine/thesis.txt").exists()
 
 
-def test_pictures_are_the_same_every_time_and_make_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "EACH", 10)
+def test_images_are_the_same_every_time_and_make_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "EACH", 10)
     for name in ("a", "b"):
-        pictures.write_tasks(tmp_path / name, lambda *progress: None)
+        images.write_tasks(tmp_path / name, lambda *progress: None)
     first = sorted((tmp_path / "a").rglob("*.png"))
     assert len(first) == 10 * (10 + 6 + 8)
     for path in first:
@@ -75,7 +75,7 @@ def test_pictures_are_the_same_every_time_and_make_tasks(tmp_path, monkeypatch):
 
 
 def test_digits_are_white_on_black_and_differ_within_a_class():
-    digits = pictures._digits()
+    digits = images._digits()
     zero = [digits["0"](i).convert("L") for i in range(20)]
     assert len({picture.tobytes() for picture in zero}) > 15
     assert all(picture.getpixel((0, 0)) < 128 for picture in zero)

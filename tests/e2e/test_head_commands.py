@@ -383,7 +383,7 @@ def test_a_head_answers_for_fewer_classes_and_says_so(
     shutil.copytree(shelf.data / "cars" / "test" / "red", tmp_path / "some" / "test" / "red")
     given = ("--task", tmp_path / "some", *composed(shelf, learned))
     ran = aniso("eval", shelf.model, *given)
-    assert ran.code == 0 and "answers are among 1 of 2 classes" in ran.err, ran.err
+    assert ran.code == 0 and "predictions are restricted to 1 of the head's 2 classes" in ran.err, ran.err
     (found,) = done("eval", shelf.model, *given)
     assert found["accuracy"] == 1.0
     ran = aniso("eval", shelf.model, "--task", pink(tmp_path / "odd"), *composed(shelf, learned))

@@ -35,13 +35,13 @@ def test_known_tasks_are_listed(aniso):
 
 def test_a_folder_is_shown_with_counts_and_pictures(aniso, pets, tmp_path):
     sheet = tmp_path / "sheet.png"
-    ran = aniso("task", "show", pets, "--pictures", sheet)
+    ran = aniso("task", "show", pets, "--images", sheet)
     assert ran.code == 0, ran.err
     assert "2 classes: cat, dog" in ran.out
     assert "val: 10% of train" in ran.err
     with Image.open(sheet) as image:
         assert image.format == "PNG" and image.width > 400
-    assert aniso("task", "show", pets, "--pictures", sheet).code == 2  # never overwritten unasked
+    assert aniso("task", "show", pets, "--images", sheet).code == 2  # never overwritten unasked
     said = json.loads(aniso("task", "show", pets, "--json").out)
     assert said["splits"]["test"]["counts"] == {"cat": 5, "dog": 4}
 
@@ -117,4 +117,4 @@ def test_bad_pictures_stop_or_are_left_out(aniso, pets, model):
 def test_a_split_that_is_not_there_is_named(aniso, pets, model):
     ran = aniso("eval", model, "--task", pets, "--split", "validation")
     assert ran.code == 2
-    assert "train, val, test" in ran.err
+    assert "choose train, val or test" in ran.err

@@ -30,7 +30,7 @@ from aniso.report import (
     read_records,
     table,
 )
-from aniso.report.drawing import spread
+from aniso.report.figures.canvas import spread
 
 ZERO = {"a": 0.2, "b": 0.4, "c": 0.5, "guard": 0.4}
 numbers = itertools.count()
@@ -147,7 +147,7 @@ def test_mixed_inputs_are_said():
     model, data, bank = mixed([*same, record(label="third", inputs=inputs)])
     assert "different contents of bank" in bank
     assert "2 different models" in model and "nnnnnnnn" in model
-    assert "2 different sets of pictures of a" in data
+    assert "2 different sets of images of a" in data
     assert noted(table([*same, record(label="third", inputs=inputs)]), "different models")
 
 
@@ -342,7 +342,7 @@ def answers(label, right, total=8, task="a", manifest="same"):
     )
 
 
-def test_complementarity_counts_each_picture_once():
+def test_complementarity_counts_each_image_once():
     counts = complementarity(
         {"x": answers("x", {0, 1, 2}), "y": answers("y", {2, 3}), "z": answers("z", {2, 7})}
     )
@@ -366,7 +366,7 @@ def test_complementarity_counts_each_picture_once():
     ],
     ids=["data", "total", "task", "no answers"],
 )
-def test_complementarity_needs_the_same_pictures(other, refused):
+def test_complementarity_needs_the_same_images(other, refused):
     with refused("RECORD", 2):
         complementarity({"x": answers("x", {0}), "y": other})
 
@@ -570,16 +570,16 @@ def adapted(seed, accuracy, agreement, online=None, label="learned"):
     return Record.model_validate_json(json.dumps(made))
 
 
-def test_runs_without_labels_say_what_changed_and_what_was_answered_on_the_way():
+def test_runs_without_labels_have_online_accuracy_and_agreement_with_zero_shot():
     runs = [adapted(0, 0.5, 0.75, online=0.25), adapted(1, 0.7, 0.25, online=0.75)]
     other = [adapted(seed, 0.4, 0.5, label="offline") for seed in (0, 1)]
     made = table([*runs, *other])
-    assert made.columns == ("method", "accuracy", "answered on the way", "same as zero-shot")
+    assert made.columns == ("method", "accuracy", "online accuracy", "same as zero-shot")
     accuracy, way, same = row(made, "learned")
     assert (accuracy.mean, same.mean, way.mean) == pytest.approx((60.0, 50.0, 50.0))
     assert way.error == pytest.approx(25.0)
     assert row(made, "offline")[1] is None
-    assert "answered on the way" not in table(other).columns
+    assert "online accuracy" not in table(other).columns
 
 
 def test_what_was_learned_without_gradients_and_from_fewer_vectors_has_rows_of_its_own():
@@ -596,7 +596,7 @@ def test_budgets_are_columns_between_none_and_all():
     other = [record(select="features", budget="2MB", shots=16)]
     ends = [record(accuracy={"a": 0.8}), record(label="zero-shot", method="none", accuracy={"a": 0.1})]
     made = budgets([*chosen, *other, *ends, record(head="tip", label="head"), record(shots=8)])
-    assert made.columns == ("shots", "chosen by", "0", "1", "2", "10", "2MB", "all")
+    assert made.columns == ("shots", "selection rule", "0", "1", "2", "10", "2MB", "all")
     few, many = made.rows
     assert few[:2] == ("4", "random") and many[:2] == ("16", "features")
     assert [cell.mean if cell else None for cell in few[2:]] == pytest.approx([10, 50, 50, 70, None, 80])
@@ -604,3 +604,45 @@ def test_budgets_are_columns_between_none_and_all():
     assert [cell.mean if cell else None for cell in many[2:]] == [10, None, None, None, 50, None]
     assert budgets(ends) is None
     assert "budgets-few-shot.md" in build([*chosen, *ends], "T", figures=False)
+
+
+# settings and methods of other packages
+
+
+def foreign(accuracy, **changes):
+    """A record of a setting that aniso does not have."""
+    data = raw("few-shot", accuracy=accuracy, experiment="ours", **changes)
+    data["spec"] |= {"setting": "calibration", "task": None, "shots": None}
+    return Record.model_validate_json(json.dumps(data))
+
+
+def test_an_unknown_setting_gets_a_table_of_labels_and_tasks_with_means_over_seeds():
+    made = table([foreign({"a": 0.4, "b": 0.6}), foreign({"a": 0.6, "b": 0.6}, seed=1)])
+    assert made.columns == ("method", "a", "b", "mean")
+    a, b, mean = row(made, "learned")
+    assert (str(a), str(b), str(mean)) == ("50.0 ± 10.0", "60.0 ± 0.0", "55.0 ± 5.0")
+    assert [str(cell) for cell in row(made, "zero-shot")] == ["20.0", "40.0", "30.0"]
+    assert made.notes == ("± is the standard error of the mean over 2 seeds",)
+
+
+def test_runs_of_an_unknown_setting_are_told_apart_by_what_differs():
+    made = table([foreign({"a": 0.4}, bins=n) for n in (5, 10)])
+    assert [r[0] for r in made.rows] == ["zero-shot", "learned (bins: 5)", "learned (bins: 10)"]
+    assert made.columns == ("method", "a")
+
+
+def test_a_run_of_an_unknown_setting_without_accuracy_is_shown_as_a_gap():
+    made = table([foreign({"a": 0.4}), foreign({"a": 0.4}, label="other", metrics={})])
+    assert row(made, "other") == (None,) and noted(made, "other (accuracy): no accuracy")
+
+
+def test_a_report_has_every_file_of_an_unknown_setting():
+    files = build([foreign({"a": 0.4}, coefficients=summaries()), record()], "T")
+    assert {"table-ours.md", "details-ours.csv", "tasks-ours.png", "coefficients-ours-learned-kind.svg"} <= (
+        files.keys()
+    )
+
+
+def test_an_unknown_method_is_a_row_after_the_known_ones():
+    made = table([record(label="ridge", method="ridge"), record(), record(label="x", method="search")])
+    assert [r[0] for r in made.rows] == ["zero-shot", "x", "learned", "ridge"]

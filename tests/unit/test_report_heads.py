@@ -1,4 +1,4 @@
-"""Reports on heads: who corrects what, what holds elsewhere, and what has a head is not zero-shot."""
+"""Reports on heads: complementarity, out-of-domain accuracy, and heads on the base are not zero-shot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aniso.report import Record, build, elsewhere, gains, table
+from aniso.report import Record, build, gains, out_of_domain, table
 
 numbers = itertools.count()
 TOTAL = 8
@@ -96,19 +96,19 @@ def test_without_two_methods_or_without_the_base_there_are_no_gains() -> None:
     assert gains([made("x", {1}), made("y", {2})]) is None
 
 
-def test_what_was_measured_elsewhere_has_a_table_of_its_own() -> None:
+def test_out_of_domain_accuracies_have_a_table_of_their_own() -> None:
     records = [base({0}, shots=4, others={"far": {0, 1}})]
     records += [
         made("x", {0, 1}, seed=s, shots=n, others={"far": {0} if s else set()})
         for s in (0, 1)
         for n in (4, 16)
     ]
-    found = elsewhere(records)
+    found = out_of_domain(records)
     assert found is not None
     assert found.columns == ("method", "a, 4", "far, 4", "a, 16", "far, 16")
     assert [str(cell) for cell in row(found, "zero-shot")] == ["12.5", "25.0", "12.5", "25.0"]
     assert [cell.mean for cell in row(found, "x")] == pytest.approx([25.0, 6.25, 25.0, 6.25])
-    assert elsewhere([base({0}), made("x", {1})]) is None
+    assert out_of_domain([base({0}), made("x", {1})]) is None
 
 
 def test_a_report_has_both_tables_where_there_is_something_to_say() -> None:
@@ -118,7 +118,7 @@ def test_a_report_has_both_tables_where_there_is_something_to_say() -> None:
         made("y", {2}, others={"far": {1}}),
     ]
     files = build(rich, figures=False)
-    assert {"overlap-heads.md", "overlap-heads.csv", "elsewhere-heads.md"} <= set(files)
-    assert b"who corrects what" in files["report.md"] and b"who corrects what" in files["index.html"]
+    assert {"complementarity-heads.md", "complementarity-heads.csv", "out-of-domain-heads.md"} <= set(files)
+    assert all(b"errors of the base corrected" in files[name] for name in ("report.md", "index.html"))
     poor = build([base({0}), made("x", {1})], figures=False)
-    assert not any(name.startswith(("overlap", "elsewhere")) for name in poor)
+    assert not any(name.startswith(("complementarity", "out-of-domain")) for name in poor)

@@ -41,35 +41,35 @@ def main(argv: list[str] | None = None) -> int:
         return _report(_stopped(e), as_json="--json" in args)
     except SystemExit as e:
         if isinstance(e.__context__, BrokenPipeError):  # typer and rich make it an exit of their own
-            return _reader_has_gone()
+            return _pipe_closed()
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
-        return _reader_has_gone()
+        return _pipe_closed()
     except Exception as e:
         if type(e).__name__ == "NoArgsIsHelpError":
             print(e.format_message(), file=sys.stderr)  # type: ignore[attr-defined]  # noqa: T201
             return 2
-        known = _as_ours(e)
-        return _report(known, as_json="--json" in args) if known else _our_bug()
+        known = _user_error(e)
+        return _report(known, as_json="--json" in args) if known else _bug()
 
 
 def _stopped(request: Ended) -> StoppedError:
     return StoppedError(
-        "STOPPED", "the command was asked to end", signal=request.number, fix="run it again, or resume it"
+        "STOPPED", "the command was stopped", signal=request.number, fix="run it again, or resume it"
     )
 
 
-def _reader_has_gone() -> int:
-    """Which is their right; keep Python from complaining at exit."""
+def _pipe_closed() -> int:
+    """Exit without an error when the reader of a pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _as_ours(error: Exception) -> AnisoError | None:
-    """The error as one that a user can act on, if it is no fault of ours."""
+def _user_error(error: Exception) -> AnisoError | None:
+    """Return the error as one that a user can act on, or None if it is a bug."""
     if isinstance(error, AnisoError):
         return error
     if hasattr(error, "format_message"):  # the command line's own: an unknown option, a missing argument
@@ -93,7 +93,7 @@ def _as_ours(error: Exception) -> AnisoError | None:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, in the words of Python, torch, C++ or the loader of shared libraries."""
+    """Return True if memory ran out, as Python, torch, C++ or the loader of libraries put it."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     if isinstance(error, SystemError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -115,7 +115,7 @@ def _escape_what_cannot_be_printed() -> None:
 
 
 def entry() -> None:
-    """Where the console script begins."""
+    """Entry point of the console script."""
     sys.exit(main())
 
 
@@ -125,16 +125,16 @@ def _report(error: AnisoError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _our_bug() -> int:
+def _bug() -> int:
     if os.environ.get("ANISO_DEBUG"):
         raise
     report = secrets.token_hex(4)
     log = Path(tempfile.gettempdir()) / f"aniso-{report}.log"
     log.write_text(traceback.format_exc())
     print(  # noqa: T201
-        f"error[BUG]: this is a fault of aniso's own, report {report}\n"
+        f"error[BUG]: this is a bug in aniso, report {report}\n"
         f"  log       {log}\n"
-        f"  fix       please send the log with the command that you ran",
+        f"  fix       please report it with the log and the command that you ran",
         file=sys.stderr,
     )
     return 1

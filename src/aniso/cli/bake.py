@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 from aniso.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,35 +25,40 @@ def bake(
     to: Annotated[
         str, typer.Option(help="safetensors, open_clip or huggingface; peft for an adapter.")
     ] = "safetensors",
-    rank: Annotated[
-        int | None, typer.Option(help="With --to peft: at most so many ranks; all of them if not said.")
-    ] = None,
+    rank: Annotated[int | None, typer.Option(help="With --to peft: maximal rank; default all.")] = None,
     head: Annotated[
-        Path | None, typer.Option("--head", help="A head learned on this composition, to put beside it.")
+        Path | None, typer.Option("--head", help="A head learned on this composition, saved beside it.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of composed weights: fp32, fp16 or bf16; the base's by default.")
+        str | None, typer.Option(help="Of composed weights: fp32, fp16 or bf16; default the base's.")
     ] = None,
     activation: options.Activation = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
+    checks.one_of("--to", to, (*checks.CHECKPOINTS, "peft"))
+    checks.one_of("--dtype", dtype, checks.DTYPES)
+    if to == "peft" and (head is not None or dtype is not None or activation is not None):
+        message = "--head, --dtype and --activation are not supported with --to peft"
+        raise UsageError("USAGE", message, fix="leave them out")
+    if to != "peft" and rank is not None:
+        raise UsageError("USAGE", "--rank is supported with --to peft only", fix="--to peft")
+    for path in (coefficients, head):
+        checks.existing_file(path)
+    checks.existing_bank(bank)
+    checks.existing_weights(base)
     from aniso.compose import Baked, Coefficients
 
     made, opened = Coefficients.load(coefficients), options.open_bank(bank, options.base_files(base))
     if to == "peft":
-        if head is not None or dtype is not None or activation is not None:
-            raise UsageError("USAGE", "an adapter has no head, format or activation", fix="leave these out")
         _bake_adapter(made, opened, base, out, rank, overwrite, json)
         return
-    if rank is not None:
-        raise UsageError("USAGE", "ranks are an adapter's", fix="--to peft")
     baked = Baked(options.base_files(base), opened, made, dtype=options.dtype(dtype))
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
     if head is not None and to == "safetensors" and beside.exists() and not overwrite:
         raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
-    also = {_HEAD: _carried_over(head, made, opened, baked)} if head is not None else {}
+    also = {_HEAD: _head_of_checkpoint(head, made, opened, baked)} if head is not None else {}
     with show.progress("baking", baked.nbytes) as advance:
         notes = baked.save(
             out,
@@ -72,9 +77,7 @@ def bake(
     show.notes(notes)
     show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.origin.base.label}, {made.partition}")
     if head is not None:
-        show.line(
-            f"wrote {beside if to == 'safetensors' else out / _HEAD}: aniso eval --head answers with it"
-        )
+        show.line(f"wrote {beside if to == 'safetensors' else out / _HEAD}: use it with aniso eval --head")
 
 
 def _bake_adapter(
@@ -91,12 +94,12 @@ def _bake_adapter(
         facts = {"layers": len(adapter.ranks), "ranks": adapter.ranks, "error": adapter.error}
         show.as_json({"out": str(out), "to": "peft", "coefficients": len(made), **facts})
         return
-    lost = f", {adapter.error:.2%} of the change is lost" if rank is not None else ", nothing is lost"
+    lost = f", relative error {adapter.error:.2%}" if rank is not None else ", exact"
     show.line(f"wrote {out}: {len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}{lost}")
 
 
-def _carried_over(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:
-    """A head of the composition as one of the checkpoint that is baked from it, and a sentence on it."""
+def _head_of_checkpoint(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:
+    """Return a composition's head as one of the baked checkpoint, and a sentence for its model card."""
     from aniso.learn.features import composed_identity
     from aniso.learn.heads import load_head
     from aniso.vectors import BlockSource
@@ -104,8 +107,8 @@ def _carried_over(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> t
     saved = load_head(path)
     saved.require_features(composed_identity(made.origin.base.content, made.chosen(bank), made), str(path))
     content = saved.head.to_bytes({"model": BlockSource(baked).identity().content})
-    said = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
-    return content, said
+    sentence = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
+    return content, sentence
 
 
 def _write(path: Path, content: bytes, overwrite: bool) -> None:

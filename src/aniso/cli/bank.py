@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 
 if TYPE_CHECKING:
     from aniso.vectors import Bank, BlockSource
@@ -33,7 +33,8 @@ def build(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Build a bank from a base and what was fine-tuned from it."""
+    """Build a bank from a base and models fine-tuned from it."""
+    _require_inputs(base, tuned, storage, rename)
     from aniso.vectors import Bank
 
     blocks, sources, total = _opened(base, tuned, scheme, activation)
@@ -57,7 +58,7 @@ def add(
     directory: Directory,
     tuned: Tuned,
     base: options.Base,
-    storage: Annotated[str | None, typer.Option(help="As the bank's by default.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Default: that of the bank.")] = None,
     scheme: options.Scheme = "auto",
     activation: options.Activation = None,
     skip_key: options.SkipKey = None,
@@ -66,6 +67,8 @@ def add(
     json: show.Json = False,
 ) -> None:
     """Add vectors to a bank."""
+    checks.existing_bank(directory)
+    _require_inputs(base, tuned, storage, rename)
     bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("adding", 2 * total) as advance:
@@ -93,11 +96,14 @@ def plan(
     partition: Annotated[
         str, typer.Option(help="whole, blocks, rows, columns or random:K; @weight for weights only.")
     ] = "blocks",
-    memory: Annotated[str | None, typer.Option(help="Allowed, such as 8GiB; most of what is free.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit, such as 8GiB; default: most of what is free.")
+    ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Read vectors from disk as needed.")] = False,
     json: show.Json = False,
 ) -> None:
-    """Say what composing with a bank would take, before anything large is read."""
+    """Show the memory that composing with a bank would take, before anything large is read."""
+    checks.existing_bank(directory)
     import torch
 
     from aniso.compose import CoefficientIndex, Partition, Plan, Runtime
@@ -115,7 +121,7 @@ def plan(
 
 @app.command()
 def check(directory: Directory, json: show.Json = False) -> None:
-    """Read all of a bank and compare it with what was recorded."""
+    """Read a whole bank and compare it with its checksums."""
     bank = options.open_bank(directory)
     total = sum(record.nbytes for record in bank.manifest.files) if bank.manifest else 0
     with show.progress("checking", 2 * total) as advance:  # hashed, then read block by block
@@ -124,23 +130,26 @@ def check(directory: Directory, json: show.Json = False) -> None:
         show.as_json({"ok": True, "vectors": list(bank), "notes": notes})
         return
     show.notes(notes)
-    show.line(f"{directory}: {len(bank)} vectors, {len(bank.layout.blocks)} blocks, all as recorded")
+    show.line(f"{directory}: {len(bank)} vectors, {len(bank.layout.blocks)} blocks, all checksums match")
 
 
 @app.command()
 def features(
     directory: Directory,
     model: Annotated[str, typer.Option(help="The bank's base.")],
-    task: Annotated[list[str], typer.Option(help="NAME=TASK: what vector NAME was trained on; or TASK.")],
-    split: Annotated[str, typer.Option(help="Which of its pictures.")] = "train",
+    task: Annotated[list[str], typer.Option(help="NAME=TASK: the task of vector NAME; or TASK.")],
+    split: Annotated[str, typer.Option(help="The split to average over.")] = "train",
     weights: Annotated[
-        str | None, typer.Option(help="Weights of the model, if its name does not say.")
+        str | None, typer.Option(help="Weights of the model, if its name does not imply them.")
     ] = None,
     data: options.DataRoot = None,
     workers: options.Workers = 0,
     json: show.Json = False,
 ) -> None:
-    """Keep in a bank what its tasks' pictures look like, so that vectors can be chosen by likeness."""
+    """Store the mean features of a bank's tasks, which `aniso select --strategy features` compares with."""
+    checks.existing_bank(directory)
+    for item in task:
+        checks.existing_task(item.rpartition("=")[2])
     from aniso.data import load_task
     from aniso.learn.selection import mean_feature
     from aniso.models import load_model
@@ -148,9 +157,9 @@ def features(
     bank, encoder = options.open_bank(directory), load_model(model, weights)
     bank.over(encoder.weight_source())
     found = {}
-    for said in task:
-        name, _, ref = said.rpartition("=")
-        with show.telling() as progress:
+    for item in task:
+        name, _, ref = item.rpartition("=")
+        with show.item_progress() as progress:
             own = load_task(ref, data, progress=progress)
             found[name or own.name] = mean_feature(
                 encoder, own.split(split), workers=workers, progress=progress
@@ -173,7 +182,9 @@ def quantise(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write a bank again in another storage, and say what was lost."""
+    """Write a bank in another storage, and show the precision lost."""
+    checks.existing_bank(directory)
+    checks.one_of("--storage", storage, checks.STORAGES)
     bank = options.open_bank(directory)
     total = 4 * len(bank) * sum(block.numel for block in bank.layout.blocks)
     with show.progress("packing", total) as advance:
@@ -182,9 +193,17 @@ def quantise(
 
 
 def _gain(facts: Any) -> str:
-    """The task's accuracy before and after fine-tuning, where the bank knows it."""
+    """Return the task's accuracy before and after fine-tuning, where the bank records it."""
     before, after = facts.get("zero_shot"), facts.get("tuned")
     return f"{before:.1%} to {after:.1%}" if isinstance(before, float) and isinstance(after, float) else ""
+
+
+def _require_inputs(base: str, tuned: list[str], storage: str | None, rename: list[str] | None) -> None:
+    """Check arguments before torch is imported."""
+    checks.one_of("--storage", storage, checks.STORAGES)
+    options.renames(rename)
+    for ref in (base, *options.named_files(tuned).values()):
+        checks.existing_weights(ref)
 
 
 def _opened(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 from aniso.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -26,16 +26,19 @@ def make(
     json: show.Json = False,
 ) -> None:
     """Write one coefficient for each vector by hand: task arithmetic, without learning."""
-    import torch
-
-    from aniso.compose import Coefficients, Partition
-
     numbers: dict[str, float] = {}
     for item in values:
         name, number = _number(item)
         if name in numbers:
-            raise UsageError("USAGE", f"vector '{name}' was given twice", fix="name each vector once")
+            raise UsageError(
+                "USAGE", f"vector '{printable(name)}' is given twice", fix="name each vector once"
+            )
         numbers[name] = number
+    checks.existing_bank(bank)
+    import torch
+
+    from aniso.compose import Coefficients, Partition
+
     chosen = options.open_bank(bank).only(*numbers)
     zeros = Coefficients.zeros(chosen, Partition.whole())
     ordered = torch.tensor([numbers[name] for name in zeros.vectors])
@@ -49,7 +52,8 @@ def show_(
     file: Annotated[Path, typer.Argument(help="A file of coefficients.")],
     json: show.Json = False,
 ) -> None:
-    """Show what a file of coefficients belongs to, and its numbers."""
+    """Show the base and bank of a file of coefficients, and statistics of every vector."""
+    checks.existing_file(file)
     from aniso.compose import Coefficients
 
     _report(Coefficients.load(file), json)
@@ -63,7 +67,7 @@ def _number(item: str) -> tuple[str, float]:
         return name, float(number)
     except ValueError:
         raise UsageError(
-            "USAGE", f"'{item}' does not say how much of which vector", fix="write VECTOR=NUMBER"
+            "USAGE", f"invalid coefficient '{printable(item)}'", fix="write VECTOR=NUMBER"
         ) from None
 
 
@@ -89,10 +93,10 @@ def _report(made: Coefficients, json: bool) -> None:
     base = made.origin.base
     show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.origin.bank[:16]}")
     if made.selection:
-        show.line(f"vectors chosen by {printable(made.selection)}")
+        show.line(f"vectors selected by {printable(made.selection)}")
     rows = []
     for name, row in zip(made.vectors, matrix, strict=True):
         known = row[~row.isnan()]
         numbers = [float(x) for x in (known.mean(), known.min(), known.max())] if len(known) else [0.0] * 3
         rows.append((name, len(known), *numbers))
-    show.table(("vector", "blocks", "mean", "least", "most"), rows)
+    show.table(("vector", "blocks", "mean", "min", "max"), rows)

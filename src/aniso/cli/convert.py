@@ -7,25 +7,28 @@ from typing import Annotated
 
 import typer
 
-from aniso.cli import show
+from aniso.cli import checks, options, show
 
 
 def convert(
     ref: Annotated[str, typer.Argument(help="A file, a directory, or a hub id.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
     to: Annotated[str, typer.Option(help="safetensors, open_clip or huggingface.")] = "safetensors",
-    dtype: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16; as it is by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16; default the source's.")] = None,
     activation: Annotated[
-        str | None, typer.Option(help="quick_gelu or gelu, if the source does not say.")
+        str | None, typer.Option(help="quick_gelu or gelu, if the source does not name it.")
     ] = None,
     skip_key: Annotated[list[str] | None, typer.Option(help="Leave out keys that match.")] = None,
     tensors_only: Annotated[
         bool, typer.Option("--tensors-only", help="Extract tensors from a pickle that would call functions.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
     """Rewrite a checkpoint as safetensors, or between open_clip's and Hugging Face's names."""
+    checks.one_of("--to", to, checks.CHECKPOINTS)
+    checks.one_of("--dtype", dtype, checks.DTYPES)
+    checks.existing_weights(ref)
     from aniso.vectors import KeyEdits
     from aniso.vectors.convert import convert as run
     from aniso.weights import open_weights

@@ -1,4 +1,4 @@
-"""``aniso demo``: the tour."""
+"""``aniso demo``: a tour of few-shot learning, addition and negation."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ def demo(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Few-shot learning, addition and negation on small pictures, in about two minutes, without a network."""
+    """Few-shot learning, addition and negation on small images, in about two minutes, without a network."""
+    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if taken and not (overwrite and (out / "data" / "digits" / "task.toml").exists()):  # only a demo's own
+        raise UsageError(
+            "OUT-EXISTS", f"'{out}' exists", fix="name a new directory with -o, or add --overwrite"
+        )
     from aniso.demo import steps, write_page, write_tasks
     from aniso.weights.atomic import disk, make_directory
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not (overwrite and (out / "data" / "digits" / "task.toml").exists()):  # never what is not ours
-            raise UsageError(
-                "OUT-EXISTS", f"'{out}' exists", fix="name a new directory with -o, or add --overwrite"
-            )
+    if taken:
         disk.remove(out)
     make_directory(out)
     begun = time.monotonic()
     tour = steps()
     with _inside(out):
-        with show.telling() as progress:
+        with show.item_progress() as progress:
             write_tasks(Path("data"), progress)
         for n, step in enumerate(tour, 1):
-            show.told_line("")
-            show.told_line(f"[{n}/{len(tour)}] {step.title}")
-            show.told_line(f"$ {step}")
-            with _results_as_talk(json):
+            show.progress_line("")
+            show.progress_line(f"[{n}/{len(tour)}] {step.title}")
+            show.progress_line(f"$ {step}")
+            with _stdout_to_stderr(json):
                 code = _aniso(step.command)
             if code:
                 raise typer.Exit(code)
@@ -59,11 +60,11 @@ def demo(
     for table in tables:
         show.table(table.columns, table.rows, title=table.title)
         show.line("")
-    show.line(f"{seconds:.0f} seconds. Look at {out / 'index.html'}; everything else is beside it.")
+    show.line(f"{seconds:.0f} seconds. Open {out / 'index.html'}; records and checkpoints are beside it.")
 
 
 def _aniso(command: tuple[str, ...]) -> int:
-    """The command line itself, in this process: importing everything anew would take half of the time."""
+    """Run a command in this process: importing everything again would take half of the time."""
     main = importlib.import_module("aniso.cli").main
     code: int = main(list(command))
     return code
@@ -71,7 +72,7 @@ def _aniso(command: tuple[str, ...]) -> int:
 
 @contextlib.contextmanager
 def _inside(directory: Path) -> Iterator[None]:
-    """Commands with short paths, and nothing written elsewhere."""
+    """Run commands in a directory, so that their paths are short."""
     before = Path.cwd()
     os.chdir(directory)
     try:
@@ -81,8 +82,8 @@ def _inside(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _results_as_talk(wanted: bool) -> Iterator[None]:
-    """What the steps print is talk when a program reads the demo's own result."""
+def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
+    """Keep standard output for the demo's own JSON."""
     if not wanted:
         yield
         return

@@ -1,25 +1,19 @@
-"""aniso eval: how good a model, a fine-tuned one or a composition is on tasks."""
+"""``aniso eval``: the accuracy of a model, a fine-tuned model or a composition."""
 
 from __future__ import annotations
 
-import json as json_text
-import re
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 from aniso.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from aniso.data import Labelled, Task
-    from aniso.learn.heads import Head
+    from aniso.data import Task
+    from aniso.experiments.model_evaluation import Subject, TaskEvaluation, TextEvaluation
     from aniso.models import Encoder, Wrapped
-    from aniso.progress import ProgressCallback
 
 
 def evaluate(
@@ -29,80 +23,131 @@ def evaluate(
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option("--texts", help="Of a language model: examples or a plain text; may be repeated."),
+        typer.Option("--texts", help="For a language model: a file of examples or plain text; repeatable."),
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Of texts: tokens at once, at most.", min=2)] = None,
+    length: Annotated[int | None, typer.Option(help="Texts: maximal tokens per row.", min=2)] = None,
     data: options.DataRoot = None,
-    weights: Annotated[str | None, typer.Option(help="A tag, a file or a directory; openai, say.")] = None,
+    weights: Annotated[str | None, typer.Option(help="A tag such as openai, a file or a directory.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     bank: Annotated[str | None, typer.Option("--bank", help="A bank: a directory, or mini.")] = None,
-    vector: Annotated[str | None, typer.Option(help="Add this vector of the bank, whole.")] = None,
+    vector: Annotated[str | None, typer.Option(help="Add this whole vector of the bank.")] = None,
     coefficients: Annotated[Path | None, typer.Option(help="Compose with these coefficients.")] = None,
     linearised: Annotated[
         bool, typer.Option("--linearised", help="The vectors are linearised ones.")
     ] = False,
     head: Annotated[
-        Path | None, typer.Option("--head", help="Answer with this head instead of class weights.")
+        Path | None, typer.Option("--head", help="Classify with this head instead of class weights.")
     ] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="Instead of the task's; may be repeated.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Replaces the task's prompts; may be repeated.")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Pictures at once, 256; or rows of text, 16.", min=1)
+        int | None, typer.Option(help="Batch size; default 256 images, or 16 rows of text.", min=1)
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode pictures.", min=0)] = 0,
+    workers: options.Workers = 0,
     on_bad_image: options.OnBadImage = "error",
     seed: options.SplitSeed = 0,
-    record: Annotated[Path | None, typer.Option(help="Write a JSON record for each task there.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Directory for a JSON record per task.")] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Evaluate a model on tasks, or on texts: as it is, with one vector of a bank, or composed."""
+    """Evaluate a model on tasks, or on texts: the base, the base with one vector of a bank, or composed."""
     if (not task) == (not texts):
-        raise UsageError("USAGE", "say what to evaluate on", fix="--task NAME or --texts FILE, one of them")
+        raise UsageError("USAGE", "give --task or --texts, and only one of them", fix="--task NAME")
     if task and length is not None:
-        raise UsageError("USAGE", "--length: for texts alone", fix="leave it out")
+        raise UsageError("USAGE", "--length applies to --texts only", fix="leave out --length")
+    images_only = {
+        "head": head,
+        "prompt": prompt,
+        "record": record,
+        "data": data,
+        "linearised": linearised,
+        "split": split != "test",
+        "on-bad-image": on_bad_image != "error",
+        "split-seed": seed,
+        "overwrite": overwrite,
+    }
+    if texts and (given := [f"--{name}" for name, value in images_only.items() if value]):
+        raise UsageError("USAGE", f"{', '.join(given)}: not supported with --texts", fix="leave it out")
+    _require_choice(bank, vector, coefficients, linearised)
+    checks.one_of("--split", split, checks.SPLITS)
+    policy = options.bad_images(on_bad_image)
+    for path in (coefficients, head, *(Path(file) for file in texts or ())):
+        checks.existing_file(path)
+    for name in task or ():
+        checks.existing_task(name)
     if texts:
-        for_pictures = {
-            "head": head,
-            "prompt": prompt,
-            "record": record,
-            "data": data,
-            "linearised": linearised,
-            "split": split != "test",
-            "on-bad-image": on_bad_image != "error",
-            "split-seed": seed,
-            "overwrite": overwrite,
-        }
-        said = [f"--{name}" for name, value in for_pictures.items() if value]
-        if said:
-            raise UsageError("USAGE", f"{', '.join(said)}: for pictures alone", fix="leave it out")
-        _evaluate_texts(model, weights, texts, length, bank, vector, coefficients, batch, workers, json)
+        _evaluate_texts(model, weights, texts, length, (bank, vector, coefficients), batch, workers, json)
         return
-    assert task is not None
     from aniso.data import load_task
     from aniso.models import load_model
-    from aniso.weights.atomic import write_text
 
     encoder = load_model(model, weights)
-    subject = _with_head(_subject(encoder, bank, vector, coefficients, linearised), head)
-    policy = options.bad_images(on_bad_image)
-    with show.telling() as progress:
+    subject = _subject(encoder, bank, vector, coefficients, linearised)
+    subject = subject if head is None else subject.with_head(head)
+    with show.item_progress() as progress:
         tasks = [
             load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, progress=progress)
-            for name in task
+            for name in task or ()
         ]
-    splits = [found.split(split) for found in tasks]
-    if record is not None:  # found out now, not after an hour
-        _require_free(record, [_file_name(encoder, found, split, subject) for found in tasks], overwrite)
-    rows = []
-    for found, chosen in zip(tasks, splits, strict=True):
-        with show.telling() as progress:
-            made, notes = _measured(encoder, subject, found, chosen, split, batch or 256, workers, progress)
-        show.notes([*(show.note_of(found.name, note) for note in found.notes), *notes])
+    _print(_evaluate_tasks(encoder, subject, tasks, split, batch or 256, workers, record, overwrite), json)
+
+
+def _evaluate_tasks(
+    encoder: Encoder,
+    subject: Subject,
+    tasks: list[Task],
+    split: str,
+    batch: int,
+    workers: int,
+    record: Path | None,
+    overwrite: bool,
+) -> list[TaskEvaluation]:
+    from aniso.experiments.model_evaluation import evaluate_task, record_name, require_free
+
+    for task in tasks:
+        task.split(split)  # a missing split, or an existing record, is an error now, not after an hour
+    if record is not None:
+        names = [record_name(encoder.name, task.name, split, subject.what) for task in tasks]
+        require_free(record, names, overwrite=overwrite)
+    records = []
+    for task in tasks:
+        with show.item_progress() as progress:
+            made, notes = evaluate_task(
+                encoder, subject, task, split, batch=batch, workers=workers, progress=progress
+            )
+        show.notes([*(show.note_of(task.name, note) for note in task.notes), *notes])
         if record is not None:
-            text = json_text.dumps(made, indent=1, sort_keys=True) + "\n"
-            write_text(record / _file_name(encoder, found, split, subject), text, overwrite=overwrite)
-        rows.append(made)
-    _print(encoder, subject, rows, json)
+            made.save(record, overwrite=overwrite)
+        records.append(made)
+    return records
+
+
+def _require_choice(
+    bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
+) -> None:
+    if bank is None:
+        if vector or coefficients or linearised:
+            message = "--vector, --coefficients and --linearised need a bank"
+            raise UsageError("USAGE", message, fix="add --bank DIR")
+        return
+    if (vector is None) == (coefficients is None):
+        message = "--bank needs --vector or --coefficients, and only one of them"
+        raise UsageError("USAGE", message, fix="--vector NAME or --coefficients FILE")
+    checks.existing_bank(bank)
+
+
+def _subject(
+    model: Wrapped, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
+) -> Subject:
+    from aniso.experiments.model_evaluation import Subject
+
+    if bank is None:
+        return Subject.base(model)
+    opened = options.open_bank(bank, model.weight_source())
+    if coefficients is not None:
+        return Subject.composed(model, opened, coefficients, linearised=linearised)
+    return Subject.with_vector(model, opened, vector or "", linearised=linearised)
 
 
 def _evaluate_texts(
@@ -110,162 +155,53 @@ def _evaluate_texts(
     weights: str | None,
     files: list[str],
     length: int | None,
-    bank: str | None,
-    vector: str | None,
-    coefficients: Path | None,
+    added: tuple[str | None, str | None, Path | None],
     batch: int | None,
     workers: int,
     json: bool,
 ) -> None:
-    from aniso.cli.evaluate_texts import measured, show_rows, texts_of
-    from aniso.data import TextDataset
+    from aniso.data import read_examples
+    from aniso.experiments.model_evaluation import Subject, evaluate_texts
+    from aniso.learn import text_dataset
     from aniso.models import load_language_model
 
     model = load_language_model(name, weights)
-    subject = _subject(model, bank, vector, coefficients, linearised=False)
-    texts = texts_of(model, files, length)
-    what = "the base" if subject.model is model else subject.what
-    identity = {"what": what, **subject.identity}
-    rows = measured(
-        model, subject.model, identity, texts, batch=batch or TextDataset.at_once, workers=workers
-    )
-    show_rows(model.name, what, rows, json=json)
+    subject = _subject(model, *added, linearised=False)
+    subject = Subject("the base", model) if subject.model is model else subject
+    datasets = [text_dataset(model, read_examples(f), Path(f).name, "test", length=length) for f in files]
+    records = []
+    for dataset in datasets:
+        with show.item_progress() as progress:
+            records.append(
+                evaluate_texts(model, subject, dataset, batch=batch, workers=workers, progress=progress)
+            )
+    _print_texts(records, json)
 
 
-def _print(encoder: Encoder, subject: _Subject, rows: list[dict[str, Any]], json: bool) -> None:
+def _print(records: list[TaskEvaluation], json: bool) -> None:
     if json:
-        show.as_json(rows)
+        show.as_json([record.content() for record in records])
         return
-    show.table(
-        ("task", "split", "classes", "pictures", "chance", "accuracy", "95 % interval"),
-        [_row(r) for r in rows],
-        title=f"{encoder.name}: {subject.what}",
-    )
-    if len(rows) > 1:
-        show.line(f"mean over {len(rows)} tasks: {sum(r['accuracy'] for r in rows) / len(rows):.1%}")
+    rows = []
+    for r in records:
+        low, high = r.interval or (r.accuracy, r.accuracy)
+        chance, accuracy = f"{1 / r.classes:.1%}", f"{r.accuracy:.1%}"
+        rows.append((r.task, r.split, r.classes, r.total, chance, accuracy, f"{low:.1%} to {high:.1%}"))
+    columns = ("task", "split", "classes", "images", "chance", "accuracy", "95 % interval")
+    show.table(columns, rows, title=f"{records[0].model}: {records[0].what}")
+    if len(records) > 1:
+        show.line(f"mean over {len(rows)} tasks: {sum(r.accuracy for r in records) / len(rows):.1%}")
 
 
-def _row(record: dict[str, Any]) -> tuple[object, ...]:
-    low, high = record["interval"]
-    chance, accuracy = f"{1 / record['classes']:.1%}", f"{record['accuracy']:.1%}"
-    seen = (record["task"], record["split"], record["classes"], record["total"])
-    return (*seen, chance, accuracy, f"{low:.1%} to {high:.1%}")
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is evaluated: in words, as a model, and what identifies it beside the base."""
-
-    what: str
-    model: nn.Module
-    identity: dict[str, str] = field(default_factory=dict)
-    head: Head | None = None
-
-
-def _subject(
-    encoder: Wrapped, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
-) -> _Subject:
-    if bank is None:
-        if vector or coefficients or linearised:
-            raise UsageError("USAGE", "vectors and coefficients belong to a bank", fix="add --bank DIR")
-        return _Subject("zero-shot", encoder)
-    if (vector is None) == (coefficients is None):
-        raise UsageError(
-            "USAGE", "say what to do with the bank", fix="--vector NAME or --coefficients FILE, one of them"
-        )
-    from aniso.compose import Coefficients, Composition, Linearised, Partition
-    from aniso.weights.fingerprint import tensor_hash
-
-    opened = options.open_bank(bank, encoder.weight_source())
-    base: Any = Linearised(encoder) if linearised else encoder
-    if coefficients is not None:
-        learned = Coefficients.load(coefficients)
-        identity = {"bank": opened.content_hash, "coefficients": tensor_hash(learned.values)}
-        return _Subject(f"composed with {coefficients.stem}", Composition.of(base, opened, learned), identity)
-    assert vector is not None
-    only = opened.only(vector)
-    made = Composition(base, only, Partition.whole())
-    made.values.data.fill_(1.0)
-    what = f"with {'linearised ' if linearised else ''}vector {vector}"
-    return _Subject(what, made, {"bank": only.content_hash, "storage": only.storage})
-
-
-def _with_head(subject: _Subject, path: Path | None) -> _Subject:
-    """What is evaluated, with a head that was learned on its features."""
-    if path is None:
-        return subject
-    from aniso.learn.features import identity
-    from aniso.learn.heads import load_head
-    from aniso.weights.fingerprint import combined_hash, tensor_hash
-
-    saved = load_head(path)
-    saved.require_features(identity(subject.model), str(path))
-    content = combined_hash({name: tensor_hash(t) for name, t in saved.head.tensors().items()})
-    what = f"{'base' if subject.what == 'zero-shot' else subject.what}, head {saved.head.kind}"
-    return replace(subject, what=what, head=saved.head, identity={**subject.identity, "head": content})
-
-
-def _measured(
-    encoder: Encoder,
-    subject: _Subject,
-    task: Task,
-    chosen: Labelled,
-    split: str,
-    batch: int,
-    workers: int,
-    progress: ProgressCallback,
-) -> tuple[dict[str, Any], list[str]]:
-    """A record with what is needed to tell whether another one is comparable; no paths, no dates, no host."""
-    from aniso import __version__
-    from aniso.learn import evaluate as run
-    from aniso.learn.heads import RestrictedHead
-    from aniso.weights.fingerprint import tensor_hash
-
-    weights = encoder.class_weights(task.classes, progress=progress)
-    head = weights if subject.head is None else RestrictedHead(subject.head, task.classes.names)
-    result = run(subject.model, chosen, head=head, batch=batch, workers=workers, progress=progress)
-    record = {
-        "model": encoder.name,
-        "fingerprint": encoder.fingerprint,
-        "what": subject.what,
-        **subject.identity,
-        "task": task.name,
-        "split": split,
-        "manifest": chosen.manifest,
-        "class_list": task.classes.key,
-        "class_weights": tensor_hash(weights.weight),
-        "classes": len(task.classes),
-        "correct": result.correct,
-        "total": result.total,
-        "accuracy": result.value,
-        "per_class_accuracy": result.per_class,
-        "interval": list(result.interval),
-        "notes": list(task.notes),
-        "aniso": __version__,
-    }
-    notes = list(result.notes)
-    if subject.head is not None and len(subject.head.names) > len(task.classes):
-        notes.append(
-            f"{task.name}: answers are among {len(task.classes)} of {len(subject.head.names)} classes"
-        )
-    if task.card.metric != "accuracy":
-        notes.append(f"{task.name}: others report {task.card.metric}, which is {result.per_class:.1%}")
-    return record, notes
-
-
-def _file_name(encoder: Encoder, task: Task, split: str, subject: _Subject) -> str:
-    words = f"{encoder.name} {task.name} {split} {subject.what}"
-    return re.sub(r"[^\w.+-]+", "-", words) + ".json"
-
-
-def _require_free(directory: Path, names: list[str], overwrite: bool) -> None:
-    from aniso.weights.atomic import make_directory
-
-    if directory.exists() and not directory.is_dir():
-        raise UsageError("OUT-EXISTS", f"'{directory}' is a file", fix="name a directory with --record")
-    there = [name for name in names if (directory / name).exists()]
-    if there and not overwrite:
-        raise UsageError(
-            "OUT-EXISTS", f"'{directory / there[0]}' exists", fix="add --overwrite to replace it"
-        )
-    make_directory(directory)
+def _print_texts(records: list[TextEvaluation], json: bool) -> None:
+    if json:
+        show.as_json([record.content() for record in records])
+        return
+    for r in records:
+        show.notes([f"{r.texts}: {note}" for note in r.notes])
+    rows = [
+        (r.texts, r.tokens, f"{r.loss:.3f}", f"{r.perplexity:.2f}", f"{r.right / r.tokens:.1%}")
+        for r in records
+    ]
+    columns = ("texts", "tokens", "loss", "perplexity", "next-token accuracy")
+    show.table(columns, rows, title=f"{records[0].model}: {records[0].what}")

@@ -13,7 +13,7 @@ from aniso.errors import EXPLANATIONS, UsageError
 def explain(
     code: Annotated[str, typer.Argument(help="The code in brackets after 'error', such as CKPT-SHAPE.")],
 ) -> None:
-    """Say more about an error."""
+    """Explain an error code."""
     text = EXPLANATIONS.get(code.upper())
     if text is None:
         raise UsageError(

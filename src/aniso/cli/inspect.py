@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from aniso.cli import show
+from aniso.cli import checks, show
 from aniso.cli.bank import ls as show_bank
 from aniso.cli.vector import show_ as show_vector
 
 
 def inspect(
     ref: Annotated[str, typer.Argument(help="A file, a directory, or a hub id owner/name[@revision].")],
-    keys: Annotated[bool, typer.Option("--keys", help="List every tensor, not only blocks.")] = False,
-    hashes: Annotated[bool, typer.Option("--hash", help="Read all data: check it and hash it.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all tensors instead of blocks.")] = False,
+    hashes: Annotated[bool, typer.Option("--hash", help="Read all data, check and hash it.")] = False,
     allow_nonfinite: Annotated[
         bool,
         typer.Option(
@@ -24,10 +24,11 @@ def inspect(
     ] = False,
     json: show.Json = False,
 ) -> None:
-    """Show what a file holds, without running anything in it.
+    """Show the tensors and blocks of a file, without running anything in it.
 
     Exit code 4 if it is a pickle that would have called functions: they are listed, and none is called.
     """
+    checks.existing_weights(ref)
     from aniso.vectors.summary import survey_source
     from aniso.vectors.task_vector import stored_vector
     from aniso.weights import open_weights
@@ -36,7 +37,7 @@ def inspect(
     if (Path(ref) / "vectors-000.safetensors").is_file():
         show_bank(Path(ref), json)
         return
-    # what a pickle would have called is what one inspects it for: it is shown first, and refused at the end
+    # the calls of a pickle are what one inspects it for: they are shown, then it is refused
     source = open_weights(ref, tensors_only=True)
     if stored_vector(source):
         show_vector(Path(ref), json)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aniso.cli import checks
 from aniso.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Rename = Annotated[list[str] | None, typer.Option("--rename", help="OLD=NEW: ren
 AllowDistant = Annotated[
     bool, typer.Option("--allow-distant", help="Accept a model that is far from the base.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Scheme = Annotated[
     str,
     typer.Option(
@@ -40,20 +41,20 @@ Scheme = Annotated[
 ]
 TaskName = Annotated[str, typer.Argument(help="A known task, a directory of your own, or a card.toml.")]
 DataRoot = Annotated[
-    Path | None, typer.Option("--data", help="Where known data sets lie; $ANISO_DATA or ./data by default.")
+    Path | None, typer.Option("--data", help="Directory of known data sets; default $ANISO_DATA or ./data.")
 ]
-SplitSeed = Annotated[int, typer.Option("--split-seed", help="Draws the splits a data set does not have.")]
+SplitSeed = Annotated[int, typer.Option("--split-seed", help="Seed of splits that a data set does not have.")]
 OnBadImage = Annotated[
-    str, typer.Option("--on-bad-image", help="error, skip, or the number that may be skipped.")
+    str, typer.Option("--on-bad-image", help="error, skip, or the largest number to skip.")
 ]
-Workers = Annotated[int, typer.Option(help="Processes that decode pictures.", min=0)]
+Workers = Annotated[int, typer.Option(help="Processes that decode images.", min=0)]
 Activation = Annotated[
-    str | None, typer.Option("--activation", help="The base's activation, if its files do not say.")
+    str | None, typer.Option("--activation", help="The base's activation, if its files do not name it.")
 ]
 
 
 def bad_images(text: str) -> OnBad:
-    """What to do about pictures that cannot be read."""
+    """Return what to do about images that cannot be decoded."""
     if text == "error":
         return "error"
     if text == "skip":
@@ -61,19 +62,22 @@ def bad_images(text: str) -> OnBad:
     if text.isdecimal():
         return int(text)
     raise UsageError(
-        "USAGE", f"'--on-bad-image {printable(text)}' means nothing", fix="error, skip, or a number"
+        "USAGE",
+        f"invalid value '{printable(text)}' for --on-bad-image: choose error, skip or a number",
+        fix="--on-bad-image skip",
     )
 
 
 def open_bank(name: str | Path, base: Ref | None = None) -> BankType:
-    """A bank by its directory, one of those that come with the package by name, or random:N over a base."""
+    """Open a bank: a directory, a bundled one by name, or random:N over a base."""
+    checks.existing_bank(name)
     from aniso.experiments.banks import open_bank
 
     return open_bank(name, base)
 
 
 def base_files(name: str) -> Ref:
-    """A base's weights: mini and open_clip's NAME:TAG, such as ViT-B-32:openai, are known by name."""
+    """Return the weights of a base: a path, mini, or open_clip's NAME:TAG such as ViT-B-32:openai."""
     from aniso.models import load_model, mini_directory, open_clip
 
     if Path(name).exists():
@@ -85,18 +89,12 @@ def base_files(name: str) -> Ref:
 
 
 def dtype(name: str | None) -> torch.dtype | None:
-    """A float format by its short name."""
+    """Return the dtype with a short name such as fp16."""
     if name is None:
         return None
+    checks.one_of("--dtype", name, checks.DTYPES)
     from aniso.vectors.convert import DTYPES
 
-    if name not in DTYPES:
-        raise UsageError(
-            "USAGE",
-            f"there is no dtype '{printable(name)}'",
-            expected=", ".join(DTYPES),
-            fix="choose one of these with --dtype",
-        )
     return DTYPES[name]
 
 
@@ -106,14 +104,16 @@ def renames(pairs: list[str] | None) -> dict[str, str]:
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
             raise UsageError(
-                "USAGE", f"'--rename {pair}' does not say what to call what", fix="--rename OLD=NEW"
+                "USAGE",
+                f"invalid value '{printable(pair)}' for --rename: write OLD=NEW",
+                fix="--rename OLD=NEW",
             )
         out[old] = new
     return out
 
 
 def named_files(items: list[str]) -> dict[str, str]:
-    """``NAME=FILE`` or ``FILE``, which is then called by its own name."""
+    """Parse ``NAME=FILE`` or ``FILE``, whose name is that of the file."""
     out: dict[str, str] = {}
     for item in items:
         name, equals, ref = item.partition("=")

@@ -16,24 +16,25 @@ _OURS = re.compile(r"index\.html|report\.md|[\w.+-]+\.(md|csv|png|svg)")
 def report(
     records: Annotated[list[Path], typer.Argument(help="Records, or directories of them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory to write.")],
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Report",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Report",
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records alone."""
+    """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records."""
     from aniso.records import failed_cells
     from aniso.report import build, experiments, mixed, read_records, table
-    from aniso.weights.atomic import atomic_directory
 
     found = read_records(records)
     files = build(found, title, figures=figures)
+    from aniso.weights.atomic import atomic_directory  # imports torch: mistakes are found before
+
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as place:
         for name, content in files.items():
             (place / name).write_bytes(content)
     show.notes(f"warning: {note}" for note in mixed(found))
     if failed := failed_cells(records):
-        show.notes([f"warning: {failed} failed cells have no record: aniso run --retry-failed"])
+        show.notes([f"warning: {failed} failed cells have no record: run them with aniso run --retry-failed"])
     if json:
         show.as_json({"out": str(out), "records": len(found), "files": sorted(files)})
         return

@@ -1,4 +1,4 @@
-"""``aniso run``: an experiment from its spec."""
+"""``aniso run``: run an experiment from its spec."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ if TYPE_CHECKING:
 def run(
     spec: Annotated[Path, typer.Argument(help="A spec: a YAML file.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Directory of records; records beside the spec.")
+        Path | None,
+        typer.Option("-o", "--out", help="Directory of records; default: beside the spec."),
     ] = None,
     data: options.DataRoot = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE in place of the spec's; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE replaces a value of the spec; repeatable."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only cells whose label is this; may be repeated.")
+        list[str] | None, typer.Option("--only", help="Run only cells with this label; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Cells run at the same time.", min=1)] = 1,
     workers: options.Workers = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.", min=1)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Time limit per cell, in seconds.", min=1)] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     rerun_changed: Annotated[
         bool,
-        typer.Option("--rerun-changed", help="Run cells again whose images or texts changed since."),
+        typer.Option("--rerun-changed", help="Run cells again whose images or texts have changed."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells and status; run nothing.")] = False,
     json: show.Json = False,
 ) -> None:
-    """Run every cell of an experiment that has no record yet; each leaves one JSON file."""
-    from aniso.experiments import runner
-    from aniso.experiments.grid import Grid
-    from aniso.experiments.spec import Experiment, cells
+    """Run every cell of an experiment that has no record yet; each writes one JSON record."""
     from aniso.experiments.strict_yaml import read_yaml, validated, with_values
 
     document = with_values(read_yaml(spec), set_ or [])
+    from aniso.experiments import runner
+    from aniso.experiments.grid import Grid
+    from aniso.experiments.spec import Experiment, cells
+
     found = cells(validated(Experiment, document), document)
     chosen = _chosen(found, only or [])
     grid = Grid(chosen, out or spec.parent / "records")
     compared = grid.compare(data)
     changed = compared.files
     if compared.missing:
-        show.notes(
-            [f"{len(compared.missing)} recorded cells were not compared with their data, which are not here"]
-        )
+        show.notes([f"{len(compared.missing)} recorded cells were not compared: their data are missing"])
     before = ["changed" if cell.setting.id in changed else grid.status(cell) for cell in chosen]
     if dry_run:
         _print(chosen, before, json)
@@ -67,7 +68,7 @@ def run(
     def happened(cell: Cell, what: str, seconds: float) -> None:
         nonlocal done
         done += 1
-        show.told_line(f"[{done}/{todo}] {_name(cell)}: {what} ({seconds:.0f} s)")
+        show.progress_line(f"[{done}/{todo}] {_name(cell)}: {what} ({seconds:.0f} s)")
 
     count = runner.run(
         grid,
@@ -95,7 +96,7 @@ def run(
 def _changed(cells: list[Cell], changed: Mapping[str, list[str]]) -> InputError:
     return InputError(
         "RUN-CHANGED",
-        f"{len(changed)} of {len(cells)} cells were recorded with images or texts that have changed since",
+        f"{len(changed)} of {len(cells)} cells were recorded with other images or texts",
         changed=list(dict.fromkeys(file for files in changed.values() for file in files))[:8],
         cells=[_name(cell) for cell in cells if cell.setting.id in changed][:8],
         fix="restore these files, or replace the records with --rerun-changed",

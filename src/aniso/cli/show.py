@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, notes and progress on standard error."""
+"""Output of commands: tables for people, JSON for programs, notes and progress on standard error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """A table; numbers are set to the right. Cells are plain text, whatever they contain."""
+    """Print a table with numbers aligned to the right. Cells are plain text, whatever they contain."""
     shown = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
@@ -45,18 +45,18 @@ def line(text: str) -> None:
 
 
 def this_command() -> str:
-    """The command line as it was typed; of files and directories elsewhere only the names."""
+    """Return the command line as it was typed; absolute paths are shortened to their last part."""
     words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv[1:]]
     return " ".join(["aniso", *(shlex.quote(word) for word in words)])
 
 
 def text(lines: str) -> None:
-    """Lines that are to be read as they are."""
+    """Print text as it is."""
     typer.echo(lines, nl=False)
 
 
-def told_line(text: str) -> None:
-    """A line of talk, for people who watch."""
+def progress_line(text: str) -> None:
+    """Print a line of progress on standard error."""
     typer.echo(printable(text, 2000), err=True)
 
 
@@ -65,7 +65,7 @@ def as_json(value: Any) -> None:
 
 
 def notes(lines: Iterable[str]) -> None:
-    """Rules that were applied and things worth knowing; never mixed with results."""
+    """Print notes and warnings on standard error, each once."""
     err = Console(stderr=True, highlight=False)
     for text in dict.fromkeys(lines):
         warning = text.startswith("warning: ")
@@ -75,14 +75,14 @@ def notes(lines: Iterable[str]) -> None:
 
 
 def note_of(name: str, note: str) -> str:
-    """A note with the name of what it is about; a warning stays one."""
+    """Prefix a note with the name it is about; a warning stays a warning."""
     warning = "warning: " if note.startswith("warning: ") else ""
     return f"{warning}{name}: {note.removeprefix('warning: ')}"
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over bytes on a terminal; silence elsewhere."""
+    """Show a bar over bytes if standard error is a terminal."""
     err = Console(stderr=True)
     if not err.is_terminal or total == 0:
         yield lambda n: None
@@ -101,8 +101,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over counts on a terminal, one for each thing that is told of; silence elsewhere."""
+def item_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar over counts for every description if standard error is a terminal."""
     err = Console(stderr=True)
     if not err.is_terminal:
         yield lambda what, done, total: None
@@ -126,6 +126,9 @@ def telling() -> Iterator[Callable[[str, int, int], None]]:
         yield progress
 
 
+telling, told_line = item_progress, progress_line  # earlier names
+
+
 def size(nbytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000 or unit == "GB":
@@ -136,7 +139,7 @@ def size(nbytes: float) -> str:
 
 def _out() -> Console:
     out = Console(highlight=False)
-    # a pipe has no width: cutting names there would lose what others read
+    # a pipe has no width: shortened names would be lost to programs that read them
     return out if out.is_terminal else Console(highlight=False, width=10_000)
 
 

@@ -1,4 +1,4 @@
-"""aniso task: what the data are."""
+"""``aniso task``: ls, show, check, fetch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 from aniso.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at tasks: known ones, and fol
 
 @app.command()
 def ls(json: show.Json = False) -> None:
-    """List the tasks that are known by name."""
+    """List the known tasks."""
     from aniso.data.card import known_card, known_tasks
 
     cards = {name: known_card(name) for name in known_tasks()}
@@ -26,7 +26,7 @@ def ls(json: show.Json = False) -> None:
         show.as_json({name: _card(card) for name, card in cards.items()})
         return
     show.table(
-        ("task", "title", "classes", "prompts", "read by", "licence"),
+        ("task", "title", "classes", "prompts", "reader", "licence"),
         [
             (name, card.title, len(card.classes), len(card.prompts), card.kind, card.licence)
             for name, card in cards.items()
@@ -38,27 +38,29 @@ def ls(json: show.Json = False) -> None:
 def show_task(
     task: options.TaskName,
     data: options.DataRoot = None,
-    pictures: Annotated[
-        Path | None, typer.Option("--pictures", help="Write a sheet of sample pictures: FILE.png.")
+    images: Annotated[
+        Path | None, typer.Option("--images", help="Write a contact sheet of sample images: FILE.png.")
     ] = None,
-    split: Annotated[str, typer.Option(help="The split to take sample pictures from.")] = "train",
+    split: Annotated[str, typer.Option(help="The split of the sample images.")] = "train",
     seed: options.SplitSeed = 0,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Show a task's splits, classes and prompts; nothing is decoded unless pictures are asked for."""
+    """Show a task's splits, classes and prompts; images are decoded with --images only."""
+    checks.existing_task(task)
+    checks.one_of("--split", split, checks.SPLITS)
     from aniso.data import load_task
 
     found = load_task(task, data, seed=seed)
-    if pictures is not None:
-        _write_sheet(found.split(split), pictures, overwrite)
+    if images is not None:
+        _write_sheet(found.split(split), images, overwrite)
     if json:
         show.as_json(_task(found))
         return
     show.notes(found.notes)
     _print(found)
-    if pictures is not None:
-        show.line(f"sample pictures of {found.name} {split}: {pictures}")
+    if images is not None:
+        show.line(f"sample images of {found.name} {split}: {images}")
 
 
 @app.command()
@@ -68,36 +70,37 @@ def check(
     seed: options.SplitSeed = 0,
     json: show.Json = False,
 ) -> None:
-    """Decode every picture, and look for pictures that are in two splits."""
+    """Decode every image, and look for images that are in two splits."""
+    checks.existing_task(task)
     from aniso.data import load_task
     from aniso.data.audit import audit
 
     found = load_task(task, data, seed=seed)
-    with show.telling() as progress:
+    with show.item_progress() as progress:
         result = audit(found, progress)
     if json:
         show.as_json({**_task(found), **result.as_dict()})
     else:
         show.notes(found.notes)
         _print(found)
-        show.table(("split", "pictures", "unreadable", "kinds"), result.rows())
+        show.table(("split", "images", "unreadable", "kinds"), result.rows())
         show.notes(result.warnings())
     if result.unreadable:
         raise InputError(
             "IMAGE-READ",
-            f"{len(result.unreadable)} pictures of {found.name} cannot be read",
+            f"{len(result.unreadable)} images of {found.name} cannot be decoded",
             found=result.unreadable[:10],
-            fix="replace them; aniso eval leaves them out with --on-bad-image skip",
+            fix="replace them, or evaluate without them: aniso eval --on-bad-image skip",
         )
 
 
 @app.command()
 def fetch(
-    task: Annotated[str, typer.Argument(help="A known task, or a data set's hub id: owner/name.")],
+    task: Annotated[str, typer.Argument(help="A known task, or the hub id of a data set: owner/name.")],
     data: options.DataRoot = None,
     json: show.Json = False,
 ) -> None:
-    """Download data with torchvision's or the hub's own downloader, or say where to get them."""
+    """Download data with torchvision's or the hub's downloader, or show where to get them."""
     from aniso.data.fetch import fetch_task
     from aniso.data.task import data_root
 
@@ -106,7 +109,7 @@ def fetch(
     if json:
         show.as_json({"task": loaded_by, "root": str(root)})
         return
-    show.line(f"fetched; look at it with: aniso task show {loaded_by} --data {root}")
+    show.line(f"downloaded; show it with: aniso task show {loaded_by} --data {root}")
 
 
 def _write_sheet(split: Labelled, path: Path, overwrite: bool) -> None:
@@ -126,7 +129,11 @@ def _print(task: Task) -> None:
     for role, split in task.splits.items():
         counts = list(split.counts.values())
         rows.append((role, len(split), sum(n > 0 for n in counts), min(counts), max(counts)))
-    show.table(("split", "pictures", "classes", "fewest", "most"), rows, title=task.card.title or task.name)
+    show.table(
+        ("split", "images", "classes", "min per class", "max per class"),
+        rows,
+        title=task.card.title or task.name,
+    )
     names = ", ".join(task.classes.names[:12]) + (" …" if len(task.classes) > 12 else "")
     show.line(f"{len(task.classes)} classes: {names}")
     show.line(f"{len(task.classes.prompts)} prompts: {' | '.join(task.classes.prompts[:3])}")
@@ -141,7 +148,7 @@ def _task(task: Task) -> dict[str, Any]:
         "classes": list(task.classes.names),
         "prompts": list(task.classes.prompts),
         "splits": {
-            role: {"pictures": len(split), "manifest": split.manifest, "counts": split.counts}
+            role: {"images": len(split), "manifest": split.manifest, "counts": split.counts}
             for role, split in task.splits.items()
         },
         "reading": list(task.notes),

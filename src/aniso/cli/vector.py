@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 
 if TYPE_CHECKING:
     from aniso.vectors import TaskVector
@@ -29,7 +29,11 @@ def make(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Make a task vector: what fine-tuning changed."""
+    """Make a task vector: fine-tuned weights minus base weights."""
+    checks.one_of("--storage", storage, checks.STORAGES)
+    options.renames(rename)
+    for ref in (tuned, base):
+        checks.existing_weights(ref)
     from aniso.vectors import BlockSource, TaskVector
     from aniso.weights import open_weights
 
@@ -63,6 +67,7 @@ def show_(
     json: show.Json = False,
 ) -> None:
     """Show a vector block by block."""
+    checks.existing_file(file)
     from aniso.vectors import TaskVector
 
     vector = TaskVector.load(file)
@@ -85,7 +90,9 @@ def cosine(
     files: Annotated[list[Path], typer.Argument(help="Vectors and banks.")],
     json: show.Json = False,
 ) -> None:
-    """Show how alike vectors are: the cosine of every pair."""
+    """Show the cosine similarity of every pair of vectors."""
+    for path in files:
+        checks.existing_file(path)
     from aniso.vectors import Bank, TaskVector
 
     vectors: list[TaskVector] = []

@@ -15,7 +15,7 @@ _ALL = tuple(word for name in _EPOCHS for word in ("--task", f"./{name}"))
 
 @dataclass(frozen=True)
 class Step:
-    """What it shows, and the command."""
+    """One command of the tour, and its title."""
 
     title: str
     command: tuple[str, ...]
@@ -25,50 +25,50 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """Directories are those of the tour; ``--data data`` is where its tasks lie."""
+    """Return the commands in order; they run in the directory of the tour, with tasks in ``data``."""
     on = ("--model", "mini", "--data", "data")
     away = ("--target", "./digits", "--control", "./colours")
     return [
         Step(
-            "A new task from four pictures of each class: scikit-learn's digits, which no vector was made of",
+            "Few-shot: scikit-learn's digits from four images of each class; no vector was trained on them",
             ("fit", "few-shot", *on, "--bank", "mini", "--task", "./digits", "--shots", "4", *_FEW,
              "-o", "few-shot"),
         ),
         *(
             Step(
-                f"A task vector by fine-tuning: {name}",
+                f"Fine-tune a task vector: {name}",
                 ("finetune", *on, "--task", f"./{name}", "--epochs", epochs, *_TUNE, "-o", f"tuned-{name}"),
             )
             for name, epochs in _EPOCHS.items()
         ),
         Step(
-            "The three vectors as a bank",
+            "Build a bank of the three vectors",
             ("bank", "build", "--base", "mini", *(f"{n}=tuned-{n}/weights.safetensors" for n in _EPOCHS),
              "-o", "bank"),
         ),
         Step(
-            "One model for three tasks: one scale for all vectors",
+            "Addition: one scale for all vectors, searched",
             ("search", "addition", *on, "--bank", "bank", *_ALL, "-o", "addition-search"),
         ),
         Step(
-            "One model for three tasks: a coefficient for every vector and block",
+            "Addition: a coefficient for every vector and block, learned",
             ("fit", "addition", *on, "--bank", "bank", *_ALL, *_JOINT, "-o", "addition"),
         ),
         Step(
-            "Digits taken out while colours stay: one scale",
+            "Negation: forget digits, keep colours; one scale, searched",
             ("search", "negation", *on, "--bank", "bank", *away, "-o", "negation-search"),
         ),
         Step(
-            "Digits taken out while colours stay: learned",
+            "Negation: forget digits, keep colours; learned",
             ("fit", "negation", *on, "--bank", "bank", *away, *_AWAY, "-o", "negation"),
         ),
         Step(
-            "The model of three tasks as an ordinary checkpoint",
+            "Bake the model of three tasks as an ordinary checkpoint",
             ("bake", "addition/coefficients.safetensors", "--bank", "bank", "--base", "mini",
              "--to", "huggingface", "-o", "all-in-one"),
         ),
         Step(
-            "That checkpoint, loaded like any other",
+            "Evaluate that checkpoint",
             ("eval", "all-in-one", *(word for name in _EPOCHS for word in ("--task", f"data/{name}"))),
         ),
     ]  # fmt: skip

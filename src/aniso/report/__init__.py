@@ -1,14 +1,14 @@
-"""Records of experiments, made into tables, figures and one page. Needs no torch."""
+"""Reports: tables, figures and one page from records of experiments. Nothing here imports torch."""
 
 from aniso.records import Record, read_records
+from aniso.report.accuracy import details, table
 from aniso.report.budgets import budgets
 from aniso.report.complementarity import complementarity, gains
 from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
 from aniso.report.files import build
 from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
-from aniso.report.out_of_domain import elsewhere
-from aniso.report.results import details, table
+from aniso.report.out_of_domain import out_of_domain
 from aniso.report.tables import Estimate, Table
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "complementarity",
     "gains",
     "budgets",
-    "elsewhere",
+    "out_of_domain",
     "few_shot_curves",
     "bars",
     "heat_map",

@@ -1,4 +1,4 @@
-"""Records grouped for tables: by experiment, and where they do not belong together."""
+"""Records grouped by experiment, and notes on groups whose inputs differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aniso.records import Record
 
 
 def experiments(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by experiment; one that has several settings counts as several experiments."""
+    """Group records by experiment; an experiment with several settings counts as several."""
     settings: dict[str, set[str]] = defaultdict(set)
     records = list(records)
     for record in records:
@@ -24,7 +24,7 @@ def experiments(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def require_one_experiment(records: Iterable[Record]) -> list[Record]:
-    """The records, if a single table can hold them."""
+    """Return the records if they are of one experiment, which is what one table can show."""
     records = list(records)
     found = list(experiments(records))
     if not found:
@@ -40,7 +40,7 @@ def require_one_experiment(records: Iterable[Record]) -> list[Record]:
 
 
 def mixed(records: Iterable[Record]) -> list[str]:
-    """Where runs of one experiment were not made from the same model or the same pictures."""
+    """Return notes on experiments whose runs differ in the model, the data or the bank."""
     notes = []
     for name, group in experiments(records).items():
         models = {r.inputs.model for r in group if r.inputs.model is not None}
@@ -51,17 +51,17 @@ def mixed(records: Iterable[Record]) -> list[str]:
             for task, manifest in record.inputs.data.items():
                 data[task].add(manifest)
         notes += [
-            f"{name}: mixes runs on {len(found)} different sets of pictures of {task} ({_short(found)})"
+            f"{name}: mixes runs on {len(found)} different sets of images of {task} ({_short(found)})"
             for task, found in sorted(data.items())
             if len(found) > 1
         ]
         banks: dict[tuple[str, ...], set[str]] = defaultdict(set)
         for r in group:
-            # what was chosen, or drawn by the seed, may well differ
+            # selected or random vectors may differ from run to run
             given = r.spec.select is None and not (r.spec.bank or "").startswith("random:")
             if given and r.spec.bank is not None and r.inputs.bank is not None:
                 left_out = str(r.spec.model_dump().get("leave_out"))
-                banks[r.spec.bank, r.spec.method, *r.spec.measured, left_out].add(r.inputs.bank)
+                banks[r.spec.bank, r.spec.method, *r.measured, left_out].add(r.inputs.bank)
         changed = sorted({key[0] for key, hashes in banks.items() if len(hashes) > 1})
         notes += [f"{name}: mixes runs with different contents of bank {bank}" for bank in changed]
     return notes

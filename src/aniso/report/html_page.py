@@ -49,17 +49,17 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it, in this order."""
+    """A heading and, in this order, the paragraphs, table, figures and commands below it."""
 
     heading: str
     paragraphs: tuple[str, ...] = ()
     table: Table | None = None
-    figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and what is written below
+    figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
     commands: tuple[str, ...] = ()
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
     body = "\n".join(part for i, section in enumerate(sections) for part in _section(i, section))
@@ -84,7 +84,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def _text(text: str) -> str:
-    """A stranger's words: control characters are spelt out, markup is escaped."""
+    """Escape untrusted text: control characters are spelt out, markup is escaped."""
     return html.escape(printable(text, len(text) * 10 + 1))
 
 
@@ -100,24 +100,24 @@ def _section(number: int, section: Section) -> Iterator[str]:
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
     if section.table is not None:
         yield from _table(section.table)
-    yield from (_figure(picture, caption or section.heading, caption) for picture, caption in section.figures)
+    yield from (_figure(image, caption or section.heading, caption) for image, caption in section.figures)
     if section.commands:
         lines = "\n".join(_text(command) for command in section.commands)
         yield f"<pre><code>{lines}</code></pre>"
     yield "</section>"
 
 
-def _figure(picture: bytes, alternative: str, caption: str) -> str:
-    png = picture.startswith(_PNG)
-    kind, width = ("png", f' width="{_pixels(picture) // 2}"') if png else ("svg+xml", "")
-    data = base64.b64encode(picture).decode()
+def _figure(image: bytes, alternative: str, caption: str) -> str:
+    png = image.startswith(_PNG)
+    kind, width = ("png", f' width="{_pixels(image) // 2}"') if png else ("svg+xml", "")
+    data = base64.b64encode(image).decode()
     below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
     source = f"data:image/{kind};base64,{data}"
     return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}</figure>'
 
 
 def _pixels(png: bytes) -> int:
-    """The width in the file's header; shown at half of it, a figure's text is as large as the page's."""
+    """Return the width in the file's header; at half of it, a figure's text is as large as the page's."""
     return int.from_bytes(png[16:20])
 
 

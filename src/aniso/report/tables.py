@@ -18,13 +18,13 @@ MISSING = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, its standard error if there is one, and what it was taken over if that was not everything."""
+    """A mean, its standard error if there is one, and a remark if it is not over all tasks."""
 
     mean: float
     error: float | None = None
     remark: str = ""
     digits: int = 1
-    """Behind the point."""
+    """Digits after the decimal point."""
 
     def __str__(self) -> str:
         spread = "" if self.error is None else f" ± {self.error:.{self.digits}f}"
@@ -36,7 +36,7 @@ Cell = Estimate | str | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows under a title; notes say what a reader must know to trust the numbers."""
+    """Columns and rows under a title, with notes on what the numbers are taken over."""
 
     title: str
     columns: tuple[str, ...]
@@ -53,7 +53,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Numbers in cells of their own: a mean, then its standard error and remark if the column has any."""
+        """Return CSV with a column per number: mean, then standard error and remark if there are any."""
         columns = [list(_unfolded(name, cells)) for name, cells in self._by_column()]
         flat = [column for group in columns for column in group]
         out = io.StringIO()
@@ -64,7 +64,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether it holds numbers, which are read best from the right."""
+        """For each column, whether it holds numbers, which are aligned to the right."""
         return [any(isinstance(cell, Estimate) for cell in cells) for _, cells in self._by_column()]
 
     def _by_column(self) -> Iterator[tuple[str, list[Cell]]]:
@@ -90,14 +90,14 @@ def _mean(cell: Cell) -> str:
 
 
 def csv_text(text: str) -> str:
-    """Text that no spreadsheet takes for a formula and no terminal for a command."""
+    """Escape text so that no spreadsheet reads it as a formula and no terminal as a command."""
     risky = text.startswith(_FORMULA) or text.lstrip().startswith(_FORMULA)
     plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return f"'{plain}" if risky and not _NUMBER.fullmatch(text) else plain
 
 
 def markdown_text(text: str) -> str:
-    """A stranger's name as plain text: no markup, no link, no line break."""
+    """Escape an untrusted name: no markup, no link, no line break."""
     one_line = " ".join(text.split())
     return _MARKUP.sub(r"\\\g<0>", printable(one_line, len(one_line) * 10 + 1))
 

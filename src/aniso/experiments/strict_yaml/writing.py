@@ -1,4 +1,4 @@
-"""Plain data to text, so that what is written is what would be read."""
+"""Plain data to YAML 1.2 that ``parse_yaml`` reads back to equal data."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aniso.errors import UsageError, printable
-from aniso.experiments.strict_yaml.document import DEEPEST, LARGEST, LONGEST_NUMBER, SMALL, encodes, kind_of
+from aniso.experiments.strict_yaml.reading import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, is_encodable
 
-_LONGEST_KEY = 1000  # characters; YAML allows 1024 before the colon
-
-
-def as_yaml(data: Mapping[str, Any]) -> str:
-    """Block-style YAML 1.2 in the order given, which ``parse_yaml`` reads back to equal data."""
-    text = "\n".join(_block(data, 0)) + "\n" if data else "{}\n"
-    if (size := len(text.encode())) > LARGEST:
-        raise _unwritable("", f"{size:,} bytes", SMALL)
-    return text
-
-
+_MAX_KEY = 1000  # characters; YAML allows 1024 before the colon
 _WORD = r"[A-Za-z0-9_./@+-](?:[A-Za-z0-9_./@+:-]*[A-Za-z0-9_./@+-])?"
 _PLAIN = re.compile(rf"(?=[A-Za-z_/]){_WORD}(?: {_WORD})*")
-# also what only older readers take for something else, so that all of them agree
+# also what only YAML 1.1 readers take for something else, so that all readers agree
 _SPECIAL = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
+def as_yaml(data: Mapping[str, Any]) -> str:
+    """Return block-style YAML in the order given."""
+    text = "\n".join(_block(data, 0)) + "\n" if data else "{}\n"
+    if (size := len(text.encode())) > MAX_BYTES:
+        raise _unwritable(f"{size:,} bytes", f"at most {MAX_BYTES:,} bytes")
+    return text
+
+
 def _block(value: Any, level: int) -> Iterator[str]:
-    """The lines of a mapping or list that is not empty."""
-    if level >= DEEPEST:
-        raise _unwritable("", "deeper nesting", f"at most {DEEPEST} levels")
+    """Yield the lines of a mapping or list that is not empty."""
+    if level >= MAX_DEPTH:
+        raise _unwritable("deeper nesting", f"at most {MAX_DEPTH} levels")
     margin = "  " * level
     if isinstance(value, Mapping):
         for key, own in value.items():
@@ -52,11 +50,9 @@ def _is_block(value: Any) -> bool:
 
 
 def _key_text(key: Any) -> str:
-    if not isinstance(key, str):
-        raise _unwritable(key, kind_of(key), "text as a key")
-    text = _text(key)
-    if len(text) > _LONGEST_KEY:
-        raise _unwritable(key, f"{len(text):,} characters", f"a key of at most {_LONGEST_KEY:,} characters")
+    text = _text(key) if isinstance(key, str) else ""
+    if not text or len(text) > _MAX_KEY:
+        raise _unwritable(f"the key {key!r}", f"text of at most {_MAX_KEY:,} characters")
     return text
 
 
@@ -67,34 +63,24 @@ def _scalar_text(value: Any) -> str:
         return _text(value)
     if isinstance(value, Mapping | list | tuple):
         return "{}" if isinstance(value, Mapping) else "[]"
-    if isinstance(value, int) and abs(value) < 10 ** (LONGEST_NUMBER - 1):
+    if isinstance(value, int) and abs(value) < 10 ** (MAX_DIGITS - 1):
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    raise _unwritable("", kind_of(value), "text, a finite number, true, false, null, a mapping or a list")
+    found = f"a value of type {type(value).__name__}"
+    raise _unwritable(found, "text, a finite number, true, false, null, a mapping or a list")
 
 
 def _text(text: str) -> str:
-    """Unquoted where no reader could take it for anything else."""
-    if not encodes(text):
-        raise _unwritable("", text, "text without halves of surrogate pairs")
+    """Return text without quotes where no reader could take it for anything else."""
+    if not is_encodable(text):
+        raise _unwritable(text, "text without halves of surrogate pairs")
     if _PLAIN.fullmatch(text) and text.lower() not in _SPECIAL:
         return text
-    return f'"{"".join(map(_escaped, text))}"'
+    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+    return f'"{"".join(escaped)}"'
 
 
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-def _unwritable(key: object, found: str, expected: str) -> UsageError:
-    return UsageError(
-        "SPEC",
-        "these data cannot be written as YAML that would be read back as they are",
-        key=printable(key),
-        found=found,
-        expected=expected,
-        fix="leave the value out",
-    )
+def _unwritable(found: str, expected: str) -> UsageError:
+    what = "these data cannot be written as YAML that is read back to the same data"
+    return UsageError("SPEC", what, found=printable(found), expected=expected, fix="leave the value out")

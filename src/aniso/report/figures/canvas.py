@@ -1,4 +1,4 @@
-"""How figures look: one style, readable in print and for every kind of colour vision."""
+"""The canvas of all figures: one style, readable in print and for every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 INK, GREY, LIGHT, LINE = "#24272c", "#6b7078", "#a9aeb6", "#d5d8dd"
 DASHES = (0, (4, 3))
+POINTS_PER_INCH = 72
 _LONGEST = 44
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
@@ -65,7 +66,7 @@ class Canvas:
         self.axes: Axes = self.figure.add_subplot()
 
     def frame(self, width: float, height: float, title: str = "") -> None:
-        """Size in inches."""
+        """Set the size in inches, and the title."""
         self.width, self.height = width, height
         self.figure.set_size_inches(width, height)
         if title:
@@ -74,10 +75,13 @@ class Canvas:
 
 @contextmanager
 def drawing(kind: Kind) -> Iterator[Canvas]:
-    """A canvas in our style, whatever the user's own settings; the same numbers give the same bytes."""
+    """Yield a canvas in aniso's style, whatever the user's settings; equal numbers give equal bytes."""
     if kind not in ("png", "svg"):
         raise UsageError(
-            "RECORD", f"no figure is a '{printable(kind)}'", expected="png or svg", fix="kind='png'"
+            "RECORD",
+            f"figures cannot be written as '{printable(kind)}'",
+            expected="png or svg",
+            fix="kind='png'",
         )
     try:
         from matplotlib import style
@@ -97,7 +101,7 @@ def drawing(kind: Kind) -> Iterator[Canvas]:
 
 
 def short(text: str, width: int = 0, longest: int = _LONGEST) -> str:
-    """A name that fits: no control characters, cut, and in lines if a width is given."""
+    """Shorten a name: no control characters, cut, wrapped if a width is given."""
     cut = printable(text, longest)
     return "\n".join(textwrap.wrap(cut, width) or [cut]) if width else cut
 
@@ -113,7 +117,7 @@ def marker(number: int) -> str:
 def spread(
     places: Sequence[float], gaps: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> list[float]:
-    """Sorted places moved as little as it takes to lie these gaps apart, and within bounds if they can."""
+    """Move sorted places as little as possible to be these gaps apart, within bounds if they can be."""
     offsets = list(accumulate(gaps, initial=0.0))[: len(places)]
     pools: list[list[float]] = []  # neighbours that touch move as one, to the mean of where they want to be
     for place, offset in zip(places, offsets, strict=True):
@@ -123,3 +127,14 @@ def spread(
     last = offsets[-1] if offsets else 0.0
     moved = [max(low, min(high - last, fmean(pool))) for pool in pools for _ in pool]
     return [base + offset for base, offset in zip(moved, offsets, strict=True)]
+
+
+def unfit(what: str, found: str, expected: str) -> UsageError:
+    """Return the error for records of a setting that a figure cannot show."""
+    return UsageError(
+        "RECORD",
+        f"{what} cannot be drawn from these records",
+        found=found,
+        expected=expected,
+        fix="choose the records by their setting",
+    )

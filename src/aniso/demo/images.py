@@ -1,4 +1,4 @@
-"""Three small tasks as folders of pictures: real handwritten digits, and drawn patterns and colours."""
+"""Three small tasks as folders of images: real handwritten digits, and drawn patterns and colours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROMPTS = {
 
 
 def write_tasks(directory: Path, progress: ProgressCallback) -> None:
-    """A folder per class, and a card with prompts: nothing that a user's own folder could not be."""
+    """Write a folder per class and a card with prompts, like a user's own folder."""
     with atomic_directory(directory, overwrite=True) as place:
         makers = {"digits": _digits(), "patterns": _patterns(), "colours": _colours()}
         for n, (task, classes) in enumerate(makers.items()):
@@ -43,14 +43,14 @@ def write_tasks(directory: Path, progress: ProgressCallback) -> None:
                     make(i).save(folder / f"{i:03}.png")
             prompts = ", ".join(f"'{prompt}'" for prompt in _PROMPTS[task])
             (place / task / "task.toml").write_text(f"prompts = [{prompts}]\n")
-            progress("drawing pictures", n + 1, len(makers))
+            progress("drawing images", n + 1, len(makers))
 
 
 Maker = Callable[[int], Image.Image]
 
 
 def _digits() -> dict[str, Maker]:
-    """White on black, from the sheet that comes along: row n holds the digits n, eight pixels each."""
+    """Cut white digits on black from the bundled sheet: row n holds the digits n, eight pixels each."""
     with resources.as_file(resources.files("aniso.demo") / "digits.png") as path:
         sheet = Image.open(path).convert("RGB")
 
@@ -66,12 +66,12 @@ def _colours() -> dict[str, Maker]:
     def spots(name: str, base: Colour) -> Maker:
         def make(i: int) -> Image.Image:
             chance = random.Random(f"{name} {i}")
-            picture = Image.new("RGB", (SIDE, SIDE), _near(chance, base, 25))
-            pen = ImageDraw.Draw(picture)
+            image = Image.new("RGB", (SIDE, SIDE), _near(chance, base, 25))
+            pen = ImageDraw.Draw(image)
             for _ in range(4):
                 x, y, r = chance.randint(0, SIDE), chance.randint(0, SIDE), chance.randint(3, 15)
                 pen.ellipse((x - r, y - r, x + r, y + r), fill=_near(chance, base, 30))
-            return picture
+            return image
 
         return make
 
@@ -85,10 +85,10 @@ def _patterns() -> dict[str, Maker]:
         def make(i: int) -> Image.Image:
             chance = random.Random(f"{kind} {i}")
             ground = _near(chance, (128, 128, 128), 127)
-            picture = Image.new("RGB", (SIDE, SIDE), ground)
+            image = Image.new("RGB", (SIDE, SIDE), ground)
             size = chance.randint(5, 11)
-            _draw(ImageDraw.Draw(picture), kind, size, chance.randint(0, size), _far(chance, ground))
-            return picture
+            _draw(ImageDraw.Draw(image), kind, size, chance.randint(0, size), _far(chance, ground))
+            return image
 
         return make
 
