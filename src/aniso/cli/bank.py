@@ -34,7 +34,7 @@ def build(
     json: show.Json = False,
 ) -> None:
     """Build a bank from a base and what was fine-tuned from it."""
-    from aniso.vectors import Bank
+    from aniso.vectors import Bank, KeyEdits
 
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("building", total) as advance:
@@ -44,8 +44,7 @@ def build(
             to=out,
             storage=storage,
             overwrite=overwrite,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )
@@ -66,6 +65,8 @@ def add(
     json: show.Json = False,
 ) -> None:
     """Add vectors to a bank."""
+    from aniso.vectors import KeyEdits
+
     bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("adding", 2 * total) as advance:
@@ -73,8 +74,7 @@ def add(
             blocks,
             sources,
             storage=storage,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )

@@ -30,7 +30,7 @@ def make(
     json: show.Json = False,
 ) -> None:
     """Make a task vector: what fine-tuning changed."""
-    from aniso.vectors import BlockSource, TaskVector
+    from aniso.vectors import BlockSource, KeyEdits, TaskVector
     from aniso.weights import open_weights
 
     source = open_weights(tuned)
@@ -40,8 +40,7 @@ def make(
         vector = TaskVector.between(
             blocks,
             source,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )

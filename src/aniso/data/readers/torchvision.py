@@ -15,6 +15,7 @@ from aniso.data.readers.naming import first_few, some
 from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import distinct
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.json_value import JsonObject
 
 _OURS = ("root", "download", "transform", "target_transform", "transforms", "loader", "is_valid_file")
 
@@ -66,7 +67,7 @@ def fetch(root: Path, settings: Mapping[str, Any]) -> None:
         _construct(root, name, arguments, download=True)
 
 
-def _asked(settings: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+def _asked(settings: Mapping[str, Any]) -> tuple[str, dict[str, JsonObject]]:
     given.require_known(settings, "dataset", "parts")
     name = given.text(settings, "dataset")
     if name not in _EXTRACTORS:
@@ -88,7 +89,7 @@ def _asked(settings: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]
 def _construct(root: Path, name: str, arguments: Mapping[str, Any], *, download: bool) -> Any:
     from torchvision import datasets
 
-    options: dict[str, Any] = {**arguments, **({"download": download} if name not in _NO_DOWNLOAD else {})}
+    options: JsonObject = {**arguments, **({"download": download} if name not in _NO_DOWNLOAD else {})}
     try:
         return getattr(datasets, name)(str(root), **options)
     except Exception as e:  # its readers of .mat, zip and tar files have errors of their own
