@@ -12,12 +12,14 @@ from typing import Any, final
 
 from aniso.data.images import Images
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text
 from aniso.data.readers.naming import first_few, some
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.texts import Beside, beside, distinct
 from aniso.errors import InputError, printable
+from aniso.registry import READERS
 from aniso.weights.caches import HashCache
 
 _IN_MEMORY = 1 << 30  # tables up to this size are kept once read
@@ -56,24 +58,36 @@ class _Table:
     """The class names the table's schema carries."""
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """Reads footers, labels and keys. ``image``, ``label`` and ``key`` in the settings name other columns."""
-    given.require_known(settings, "image", "label", "key", "parts")
-    files, notes = given.asked_parts(shards(root, ".parquet"), settings)
-    tables = {part: [_table(path, settings) for path in paths] for part, paths in files.items()}
-    require_filled(root, {part: sum(len(table.labels) for table in of) for part, of in tables.items()})
-    said = _said(root, files, tables)
-    columns = {part: _column(files[part], of) for part, of in tables.items()}
-    every = [table for of in tables.values() for table in of]
-    counted = {table.counted for table in every if table.labels}
-    if len(counted) > 1:
-        raise _format(root, "labels are numbers in some files and names in others", "one kind of label")
-    classes, codes = by_text(columns, said.classes, count=counted == {True})
-    size = sum(group.size for table in every for group in table.groups)
-    keep = None if size <= _IN_MEMORY else _GROUPS_KEPT
-    images = {part: _images(part, of, keep) for part, of in tables.items()}
-    parts = {part: Part(images[part], classes, codes[part]) for part in tables}
-    return Reading(parts, notes, prompts=said.prompts)
+@READERS.register("parquet")
+@final
+class ParquetReader(Reader):
+    """Reads Parquet files as the Hugging Face hub has them, with a column of images and one of labels."""
+
+    priority = 3
+
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return bool(shards(path, ".parquet"))
+        return path.is_file() and path.suffix.lower() == ".parquet"
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Read footers, labels and keys; ``image``, ``label`` and ``key`` name columns other than the default."""
+        given.require_known(settings, "image", "label", "key", "parts")
+        files, notes = given.asked_parts(shards(root, ".parquet"), settings)
+        tables = {part: [_table(path, settings) for path in paths] for part, paths in files.items()}
+        require_filled(root, {part: sum(len(table.labels) for table in of) for part, of in tables.items()})
+        said = _said(root, files, tables)
+        columns = {part: _column(files[part], of) for part, of in tables.items()}
+        every = [table for of in tables.values() for table in of]
+        counted = {table.counted for table in every if table.labels}
+        if len(counted) > 1:
+            raise _format(root, "labels are numbers in some files and names in others", "one kind of label")
+        classes, codes = by_text(columns, said.classes, count=counted == {True})
+        size = sum(group.size for table in every for group in table.groups)
+        keep = None if size <= _IN_MEMORY else _GROUPS_KEPT
+        images = {part: _images(part, of, keep) for part, of in tables.items()}
+        parts = {part: Part(images[part], classes, codes[part]) for part in tables}
+        return Reading(parts, notes, prompts=said.prompts)
 
 
 @final
@@ -204,11 +218,12 @@ class _Opened:
 # footers and labels
 
 
-def _table(path: Path, settings: Mapping[str, Any]) -> _Table:
+def _table(path: Path, settings: Mapping[str, object]) -> _Table:
     image, label = given.text(settings, "image", "image"), given.text(settings, "label", "label")
     with _Opened(str(path)) as file:
         schema, metadata = file.schema_arrow, file.metadata
-        _require_columns(path, schema, [image, label, *([settings["key"]] if "key" in settings else [])])
+        named_key = [given.text(settings, "key")] if "key" in settings else []
+        _require_columns(path, schema, [image, label, *named_key])
         field = _bytes_field(path, schema.field(image))
         groups = _groups(path, metadata, image, field)
         _require_pictures(path, groups)
