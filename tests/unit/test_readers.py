@@ -25,7 +25,7 @@ from torchvision import datasets
 
 from aniso.data.part import Reading
 from aniso.data.reader import Reader
-from aniso.data.readers import fetch, read, recognise
+from aniso.data.readers import fetch, parquet_images, read, recognise
 from aniso.data.readers import parquet as parquet_reader
 from aniso.data.readers.naming import natural, part_of_file
 from aniso.data.readers.tar_index import members
@@ -686,8 +686,8 @@ def test_parts_of_file_names(name, part):
 def test_large_tables_keep_the_last_row_groups_alone(tmp_path, monkeypatch):
     table(tmp_path / "train.parquet", range(12), ["x"] * 12, group=1)
     loaded = []
-    cells = parquet_reader._cells
-    monkeypatch.setattr(parquet_reader, "_cells", lambda groups, n: loaded.append(n) or cells(groups, n))
+    cells = parquet_images.read_cells
+    monkeypatch.setattr(parquet_images, "read_cells", lambda groups, n: loaded.append(n) or cells(groups, n))
     images = read("parquet", tmp_path, {}).parts["train"].images
     for _ in range(2):
         assert [images.content(i) for i in range(12)] == [encoded(i) for i in range(12)]
