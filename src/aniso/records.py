@@ -8,13 +8,14 @@ costs nothing; ``RecordStore.compact`` moves such files into the one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, final
+from typing import Annotated, Any, Final, Literal, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from aniso.errors import InputError, printable
+from aniso.json_value import JsonValue as JsonValue
 
 RECORDS = "records.jsonl"
 FAILED = ".failed.json"
@@ -38,8 +39,6 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
 """The fields of a spec that each of aniso's own settings needs; other settings are not checked."""
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
-JsonValue: TypeAlias = bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
-"""Data that JSON can hold."""
 
 
 class _Part(BaseModel):

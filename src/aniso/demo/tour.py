@@ -7,8 +7,9 @@ from dataclasses import dataclass
 # A small model learns fast, and everything has to be done in three minutes.
 _FEW = ("--view", "train", "--epochs", "5", "--lr", "0.03", "--batch-size", "32", "--min-steps-per-epoch", "12")
 _TUNE = ("--lr", "0.0005", "--batch-size", "32", "--no-compare")
-_JOINT = ("--epochs", "4", "--lr", "0.1", "--batch-size", "96", "--min-steps-per-epoch", "10", "--warmup-steps", "0")
-_AWAY = ("--epochs", "4", "--lr", "0.1", "--batch-size", "64", "--min-steps-per-epoch", "8", "--warmup-steps", "0")
+_STEPS = ("--epochs", "4", "--lr", "0.1", "--warmup-steps", "0")
+_JOINT = (*_STEPS, "--batch-size", "96", "--min-steps-per-epoch", "10")
+_AWAY = (*_STEPS, "--batch-size", "64", "--min-steps-per-epoch", "8")
 _EPOCHS = {"digits": "4", "patterns": "3", "colours": "1"}
 _ALL = tuple(word for name in _EPOCHS for word in ("--task", f"./{name}"))
 

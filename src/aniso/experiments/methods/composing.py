@@ -35,7 +35,7 @@ class ComposingMethod(Method, ABC):
     def check(self, setting: Setting) -> None:
         super().check(setting)
         rule = self.partition.partition("@")[0].partition(":")[0]
-        if PARTITIONS.names and rule not in PARTITIONS:  # XXX
+        if rule not in PARTITIONS:
             raise UsageError(
                 "PARTITION",
                 f"'{printable(self.partition)}' is no partition",

@@ -106,7 +106,7 @@ class Language(AdaptingSetting):
         from aniso.records import Inputs
 
         data, _ = session.problem.evaluation.identity()
-        return Inputs(**session.model.identity(), data=data)
+        return Inputs.model_validate({**session.model.identity(), "data": data})
 
     def public_names(self, session: Session) -> dict[str, str]:
         return {name: f"{Path(name).name} {role}" for role, name in self._files.items()}
