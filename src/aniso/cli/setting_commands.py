@@ -75,11 +75,18 @@ class _GroupedHelp(TyperCommand):
                     formatter.write_dl(found)
 
 
+def generated_options(name: str, method: str | None = None) -> dict[str, OptionInfo]:
+    """Return the options of the command that runs a setting."""
+    setting: type[Setting] = SETTINGS.get(name)
+    methods = setting.methods() if method is None else (method,)
+    return _options(setting, methods, fixed=len(methods) == 1)
+
+
 def setting_command(name: str, method: str | None = None) -> Any:
     """Return the command that runs a setting: its options are the setting's and its methods'."""
     setting: type[Setting] = SETTINGS.get(name)
     methods = setting.methods() if method is None else (method,)
-    options = _options(setting, methods, fixed=len(methods) == 1)
+    options = generated_options(name, method)
 
     def command(**values: Any) -> None:
         from aniso.cli.run_setting import run_setting
@@ -128,7 +135,7 @@ def _options(setting: type[Setting], methods: tuple[str, ...], *, fixed: bool) -
         del found["method"]
     classes: list[type[Method]] = [METHODS.get(name) for name in methods]
     for cls in classes:
-        found |= {name: info for name, info in options_of(cls).items() if name not in found}
+        found |= {name: info for name, info in cls.options_for(setting).items() if name not in found}
     if any(issubclass(cls, TrainingMethod) for cls in classes):
         found |= options_of(ScheduleOptions)
     return found | options_of(RuntimeOptions) | options_of(OutputOptions)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # A small model learns fast, and everything has to be done in three minutes.
-_FEW = ("--view", "train", "--epochs", "5", "--lr", "0.03", "--batch-size", "32", "--min-steps-per-epoch", "12")
+_FEW = (
+    "--view",
+    "train",
+    "--epochs",
+    "5",
+    "--lr",
+    "0.03",
+    "--batch-size",
+    "32",
+    "--min-steps-per-epoch",
+    "12",
+)
 _TUNE = ("--lr", "0.0005", "--batch-size", "32", "--no-compare")
 _STEPS = ("--epochs", "4", "--lr", "0.1", "--warmup-steps", "0")
 _JOINT = (*_STEPS, "--batch-size", "96", "--min-steps-per-epoch", "10")

@@ -45,7 +45,9 @@ def parse_setting(document: Document, *, shared: Collection[str] = ()) -> Settin
         made = setting.model_copy(update={"method": method})
         made.check()
     except ValueError as e:
-        raise refusal(document.label, document.lines.get(()), str(e), fix="change one of the two") from None
+        raise refusal(
+            document.label, document.lines.get(()), str(e), fix="change one of these options"
+        ) from None
     except AnisoError as e:
         if e.code != "SPEC" and document.lines:  # it does not know where its value came from
             e.facts = {"spec": document.label, "line": document.lines.get((), ""), **e.facts}
@@ -90,11 +92,12 @@ def _unknown_key(
             fix=f"leave '{printable(key)}' out, or choose another method",
         )
     names = [*setting_class.model_fields, *method_class.model_fields]
+    set_here = line is None and document.lines  # a spec's keys have lines
     near = difflib.get_close_matches(key.lower().replace("-", "_"), names, 1)
     return refusal(
         document.label,
         line,
-        f"unknown key '{printable(key)}'",
+        f"unknown key '{printable(key)}'{', as set on the command line' if set_here else ''}",
         key=printable(key),
         found=printable(key),
         expected=", ".join(names),

@@ -162,7 +162,7 @@ class Session:
 
     @property
     def _base(self) -> nn.Module:
-        return Linearised(self.encoder) if self.setting.linearised else self.model
+        return Linearised(self.encoder) if self.setting.is_linearised else self.model
 
     def with_own_vector(self, task: str) -> Composition:
         """Return the model fine-tuned on a task: the base plus the task's own vector."""

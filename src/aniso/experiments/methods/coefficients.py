@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from aniso.experiments.methods.composing import ComposingMethod
 from aniso.experiments.methods.method import TrainingMethod, training_metrics
-from aniso.experiments.options import option
+from aniso.experiments.options import OptionInfo, option
 from aniso.registry import METHODS
 
 if TYPE_CHECKING:
@@ -32,13 +32,18 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         group="Head",
     )
 
+    @classmethod
+    def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
+        found = super().options_for(setting)
+        return found if "head" in setting.model_fields else {k: v for k, v in found.items() if k != "joint"}
+
     @property
     def learns_head(self) -> bool:
         return self.joint
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        if self.factors and (self.partition != "blocks" or setting.linearised):
+        if self.factors and (self.partition != "blocks" or setting.is_linearised):
             raise ValueError("factors have a coefficient each: partition blocks, and no linearised model")
         if self.factors and setting.head_name is not None:
             raise ValueError("a head is learned on compositions of whole updates: leave factors or head out")

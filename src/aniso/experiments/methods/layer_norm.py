@@ -26,7 +26,7 @@ class LayerNormTuning(TrainingMethod):
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        if setting.linearised:
+        if setting.is_linearised:
             raise ValueError("layer norms are trained in the model itself, not in its linearisation")
 
     def plan(self, session: Session) -> MethodPlan:

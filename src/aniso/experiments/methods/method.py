@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aniso.experiments.options import Options
+from aniso.experiments.options import OptionInfo, Options, options_of
 from aniso.experiments.schedule_options import ScheduleOptions, overridden
 from aniso.registry import METHODS
 
@@ -38,6 +38,11 @@ class Method(Options, ABC):
     """Whether the keep rule, and so its data, decide the result."""
     resumes: ClassVar[bool] = False
     """Whether an interrupted run can be resumed."""
+
+    @classmethod
+    def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
+        """Return the options that make sense in a setting."""
+        return options_of(cls)
 
     @property
     def learns_head(self) -> bool:
@@ -91,6 +96,7 @@ class TrainingMethod(Method, ABC):
         return setting.constrained(overridden(self.default_schedule(setting), self.schedule))
 
     def check(self, setting: Setting) -> None:
+        super().check(setting)
         self.resolved_schedule(setting)
 
     def spec(self, setting: Setting) -> dict[str, Any]:

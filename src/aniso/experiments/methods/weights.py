@@ -35,7 +35,7 @@ class FineTunedWeights(TrainingMethod):
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        if self.lora is not None and setting.linearised:
+        if self.lora is not None and setting.is_linearised:
             raise ValueError("a LoRA is trained on the model itself, not on its linearisation")
         if self.lora is not None and setting.head_name is not None:
             raise ValueError("a head knows features of checkpoints and compositions: leave lora or head out")
@@ -57,7 +57,7 @@ class FineTunedWeights(TrainingMethod):
         if adapter is not None:
             trained = adapter.trained
         else:
-            trained = Trainable.weights(session.model, linearised=session.setting.linearised)
+            trained = Trainable.weights(session.model, linearised=session.setting.is_linearised)
         done = session.fit(trained)
         return MethodResult(
             lambda task: trained.model,

@@ -35,6 +35,12 @@ class ImageSetting(Setting, ABC):
         group="Task",
     )
 
+    linearised: bool = option(False, help="The model and its vectors are linearised ones.", group="Method")
+
+    @property
+    def is_linearised(self) -> bool:
+        return self.linearised
+
     def load_model(self) -> Encoder:
         from aniso.models import load_model
 

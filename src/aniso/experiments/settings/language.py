@@ -52,11 +52,6 @@ class Language(AdaptingSetting):
     def fine_tuning_schedule(self) -> Schedule:
         return Schedule(epochs=10, lr=1e-5, batch_size=16, warmup_steps=0)
 
-    def check(self) -> None:
-        super().check()
-        if self.linearised:
-            raise ValueError("linearised models are for images")
-
     def load_model(self) -> LanguageModel:
         from aniso.models import load_language_model
 

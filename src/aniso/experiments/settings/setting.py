@@ -50,7 +50,6 @@ class Setting(Options, ABC):
         registry=METHODS,
         validate_default=True,
     )
-    linearised: bool = option(False, help="The model and its vectors are linearised ones.", group="Method")
     seed: int = option(0, help="Seeds shots, batches, augmentation and random parts.", group="Method", ge=0)
     compare: bool = option(
         True, help="Evaluate the base, too.", group="Output", flags=("--compare/--no-compare",)
@@ -118,6 +117,11 @@ class Setting(Options, ABC):
     def head_view(self) -> str:
         """The augmentation of images that a head learns from."""
         return "eval"
+
+    @property
+    def is_linearised(self) -> bool:
+        """True if the model and its vectors are linearised ones."""
+        return False
 
     @property
     def is_online(self) -> bool:
