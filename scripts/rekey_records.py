@@ -34,9 +34,27 @@ def _named(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and value.startswith("./") else value
 
 
+SCHEDULE = {
+    "batch": "batch_size",
+    "warmup": "warmup_steps",
+    "clip": "max_grad_norm",
+    "shape": "lr_schedule",
+    "least_batches": "min_steps_per_epoch",
+}
+"""Fields of a schedule: old name -> new name."""
+
+
+def _spec(record: Record) -> dict[str, Any]:
+    """A record's spec, with today's names for the fields of its schedule."""
+    spec = record.spec.model_dump(mode="json", exclude_unset=True)
+    if "schedule" in spec:
+        spec["schedule"] = {SCHEDULE.get(name, name): value for name, value in spec["schedule"].items()}
+    return spec
+
+
 def completed(record: Record) -> BaseSetting:
     """What a record says it was asked to do, with today's defaults for options it does not know."""
-    known = record.spec.model_dump(mode="json", exclude_unset=True)
+    known = _spec(record)
     return SETTINGS[known.pop("setting")].model_validate(known)
 
 
@@ -51,7 +69,7 @@ def rekey(directory: Path) -> int:
         found = ids.pop(asked(record.label, completed(record)), None)
         if found is None:
             raise SystemExit(f"{directory}: no cell is left for the record {record.id} ({record.label})")
-        lines[found] = json.dumps({**record.content(), "id": found}, sort_keys=True)
+        lines[found] = json.dumps({**record.content(), "id": found, "spec": _spec(record)}, sort_keys=True)
     for path in (directory / "records").glob("*.json"):
         path.unlink()
     (directory / "records" / RECORDS).write_text("".join(f"{lines[i]}\n" for i in sorted(lines)))

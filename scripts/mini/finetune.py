@@ -39,7 +39,7 @@ def tune(args: argparse.Namespace, name: str) -> None:
     # half as many where each pass costs more
     epochs = max(4, epochs // 2) if (args.linearised or args.lora) and not args.epochs else epochs
     # adapters: the best of 0.001, 0.002, 0.005 and 0.01 at rank 16 on two tasks
-    schedule = Schedule(epochs=epochs, lr=args.lr or (2e-3 if args.lora else 5e-4), batch=args.batch)
+    schedule = Schedule(epochs=epochs, lr=args.lr or (2e-3 if args.lora else 5e-4), batch_size=args.batch)
     begun = time.time()
 
     def progress(row: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def tune(args: argparse.Namespace, name: str) -> None:
         "kind": kind,
         "epochs": schedule.epochs,
         "lr": schedule.lr,
-        "batch": schedule.batch,
+        "batch": schedule.batch_size,
         "zero_shot": evaluate(encoder, task.test).value,
         "tuned": evaluate(model, task.test).value,
         "zero_shot_val": evaluate(encoder, task.val).value,

@@ -414,7 +414,7 @@ def test_coefficients_of_other_pictures_are_not_taken(
         "task": "./photos",
         "shots": 2,
         "compare": False,
-        "schedule": {"epochs": 1, "batch": 4, "lr": 0.1},
+        "schedule": {"epochs": 1, "batch_size": 4, "lr": 0.1},
     }
     variants = [{"label": "learned"}, {"label": "with a head", "base": {"head": "linear"}}]
     spec = tmp_path / "spec.yaml"
@@ -441,7 +441,7 @@ def test_cells_with_a_head_take_the_coefficients_that_are_kept(
 ) -> None:
     base: dict[str, Any] = {"setting": "few-shot", "model": str(shelf.model), "bank": str(shelf.bank)}
     base |= {"task": "./photos", "shots": 2, "compare": False}
-    base |= {"schedule": {"epochs": 2, "batch": 2, "lr": 0.1}}
+    base |= {"schedule": {"epochs": 2, "batch_size": 2, "lr": 0.1}}
     variants = [{"label": "learned"}, {"label": "with tip", "base": {"head": "tip"}}]
     spec = tmp_path / "spec.yaml"
     spec.write_text(as_yaml({"schema": 1, "name": "try", "base": base, "variants": variants}))

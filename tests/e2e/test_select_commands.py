@@ -756,7 +756,7 @@ def test_vectors_that_nobody_trained_are_tried_at_once_too(done: Done, shelf: ru
 def test_an_experiment_tries_strategies_and_budgets(aniso: Aniso, shelf: runs.Shelf, tmp_path: Path) -> None:
     base: dict[str, Any] = {"setting": "few-shot", "model": str(shelf.model), "bank": str(shelf.bank)}
     base |= {"task": "./photos", "shots": 2, "compare": False, "select": "random"}
-    base |= {"schedule": {"epochs": 1, "batch": 2}}
+    base |= {"schedule": {"epochs": 1, "batch_size": 2}}
     evolved = {"bank": "random:2", "method": "gradient-free", "evaluations": 2, "partition": "whole"}
     variants = [
         {"label": "chosen", "grid": {"select": ["blockwise-gradient"], "budget": [1, "100kB"]}},

@@ -30,8 +30,8 @@ from aniso.learn.finetune import tuned_weights
 from aniso.learn.fit import _doubts
 from aniso.learn.keep import Last
 
-SHORT = Schedule(epochs=2, lr=0.2, batch=8)
-ONE_STEP = Schedule(epochs=1, lr=0.1, batch=16, clip=1e6)
+SHORT = Schedule(epochs=2, lr=0.2, batch_size=8)
+ONE_STEP = Schedule(epochs=1, lr=0.1, batch_size=16, max_grad_norm=1e6)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def test_rows_are_the_means_of_what_was_seen(world):
 
 def test_an_epochs_loss_weighs_every_picture_the_same(world):
     term = CrossEntropy(world.target.train.take(range(11)), "eval")
-    schedule = Schedule(epochs=1, lr=1e-9, batch=4)
+    schedule = Schedule(epochs=1, lr=1e-9, batch_size=4)
     row = fit(world.composition(), term, schedule).history[1]
-    whole = replace(schedule, batch=11)
+    whole = replace(schedule, batch_size=11)
     assert row["loss"] == pytest.approx(fit(world.composition(), term, whole).history[1]["loss"], rel=1e-5)
 
 
@@ -166,7 +166,7 @@ def test_the_start_is_kept_if_nothing_is_better(world, good):
 
 def test_a_run_ends_when_its_rule_says_so(world, good):
     rule = Lowest(world.control.val, world.target.val)
-    schedule = Schedule(epochs=30, lr=1.0, batch=16)
+    schedule = Schedule(epochs=30, lr=1.0, batch_size=16)
     done = fit(world.composition().load(good), -CrossEntropy(world.target.train), schedule, keep=rule)
     measured = [row["accuracy"] for row in done.history]
     assert len(measured) < 31
@@ -256,7 +256,9 @@ def test_the_mode_of_a_model_does_not_matter(world):
 @pytest.mark.parametrize("clip", [1e6, 1e-3])
 def test_a_step_is_adamw_with_clipping_and_decay(world, clip):
     start = away_from_zero(world)
-    schedule = Schedule(epochs=1, lr=0.02, batch=16, clip=clip, weight_decay=0.3, shape="constant")
+    schedule = Schedule(
+        epochs=1, lr=0.02, batch_size=16, max_grad_norm=clip, weight_decay=0.3, lr_schedule="constant"
+    )
     composition = world.composition()
     with torch.no_grad():
         composition.values.copy_(start)
@@ -271,7 +273,15 @@ def test_a_step_is_adamw_with_clipping_and_decay(world, clip):
 
 @pytest.mark.parametrize("shape", ["cosine", "constant"])
 def test_two_steps_with_warm_up_follow_the_schedule(world, shape):
-    schedule = Schedule(epochs=10, lr=0.01, batch=8, warmup=2, clip=1e6, weight_decay=0.0, shape=shape)
+    schedule = Schedule(
+        epochs=10,
+        lr=0.01,
+        batch_size=8,
+        warmup_steps=2,
+        max_grad_norm=1e6,
+        weight_decay=0.0,
+        lr_schedule=shape,
+    )
     steps = 20
     rates = [0.005, 0.01, 0.01]
     rates.append(0.01 if shape == "constant" else 0.005 * (1 + math.cos(math.pi * 1 / 18)))
@@ -305,7 +315,7 @@ def test_shapes_differ_once_the_cosine_falls(world):
     found = []
     for shape in ("cosine", "constant"):
         composition = world.composition()
-        fit(composition, CrossEntropy(world.target.train), replace(SHORT, shape=shape))
+        fit(composition, CrossEntropy(world.target.train), replace(SHORT, lr_schedule=shape))
         found.append(composition.values.detach().clone())
     assert not torch.equal(*found)
     assert float(found[1].norm()) > float(found[0].norm())
@@ -321,7 +331,7 @@ def test_taking_a_task_away_from_a_control_gives_the_difference_of_gradients(wor
     signed = [(1.0, control), (-1.0, target)]
     both = gradient_of(world, composition, signed, ONE_STEP)
     torch.testing.assert_close(found, both, rtol=1e-4, atol=1e-6)
-    alone = [gradient_of(world, composition, [pair], replace(ONE_STEP, batch=8)) for pair in signed]
+    alone = [gradient_of(world, composition, [pair], replace(ONE_STEP, batch_size=8)) for pair in signed]
     torch.testing.assert_close(found, alone[0] + alone[1], rtol=1e-4, atol=1e-6)
 
 
@@ -366,13 +376,13 @@ def test_no_slice_has_more_pictures_than_was_asked_for(world, micro, monkeypatch
     forward = Composition.forward
     monkeypatch.setattr(Composition, "forward", lambda self, x: sizes.append(len(x)) or forward(self, x))
     objective = CrossEntropy(world.target.train) - CrossEntropy(world.control.train)
-    fit(world.composition(), objective, Schedule(epochs=1, lr=0.01, batch=10, micro_batch=micro))
+    fit(world.composition(), objective, Schedule(epochs=1, lr=0.01, batch_size=10, micro_batch=micro))
     assert set(sizes) <= set(range(1, micro + 1))
 
 
 def test_a_short_last_batch_is_sliced_too(world):
     objective = CrossEntropy(world.target.train.take(range(9))) + CrossEntropy(world.control.train)
-    schedule = Schedule(epochs=1, lr=0.01, batch=8, clip=1e6)
+    schedule = Schedule(epochs=1, lr=0.01, batch_size=8, max_grad_norm=1e6)
     runs = [
         fit(world.composition(), objective, replace(schedule, micro_batch=micro)).history[1]["loss"]
         for micro in (None, 3)
@@ -402,10 +412,10 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
         schedule = Schedule(
             epochs=1,
             lr=1.0,
-            batch=16,
-            clip=0.01,
+            batch_size=16,
+            max_grad_norm=0.01,
             weight_decay=0.0,
-            shape="constant",
+            lr_schedule="constant",
             precision=precision,
             optimiser="sgd",
         )
@@ -421,7 +431,7 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
 
 def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves):
     composition = world.composition()
-    schedule = Schedule(epochs=1, lr=0.1, batch=16, precision="fp16")
+    schedule = Schedule(epochs=1, lr=0.1, batch_size=16, precision="fp16")
     loop = Loop(Trainable.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last())
     loop._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     list(loop.run(lambda *_: None, lambda: None))
@@ -432,7 +442,7 @@ def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves)
 def test_gradients_that_no_scale_makes_finite_are_an_error(world, slow_halves, refused):
     composition = world.composition()
     composition.values.register_hook(lambda grad: grad * math.nan)
-    schedule = Schedule(epochs=2, lr=0.1, batch=1, precision="fp16")
+    schedule = Schedule(epochs=2, lr=0.1, batch_size=1, precision="fp16")
     with refused("LEARN-NONFINITE", 6, "gradient"):
         fit(composition, CrossEntropy(world.target.train), schedule)
 
@@ -447,7 +457,7 @@ def test_weights_are_trained_and_the_base_is_left_alone(world, linearised):
     blocks = {part.key for block in world.encoder.layout.blocks for part in block.parts}
     assert set(trained.tensors) == blocks
     assert trained.count == sum(before[key].numel() for key in blocks)
-    done = fit(trained, CrossEntropy(world.target.train), Schedule(epochs=3, lr=1e-3, batch=8))
+    done = fit(trained, CrossEntropy(world.target.train), Schedule(epochs=3, lr=1e-3, batch_size=8))
     assert done.coefficients is None
     assert done.history[-1]["loss"] < done.history[1]["loss"]
     moved = tuned_weights(world.encoder, trained)
@@ -463,7 +473,7 @@ def test_kept_weights_are_those_of_the_kept_epoch(world, linearised):
     done = fit(
         trained,
         CrossEntropy(world.target.train),
-        Schedule(epochs=3, lr=3e-3, batch=8),
+        Schedule(epochs=3, lr=3e-3, batch_size=8),
         keep=Best(world.target.val),
         epoch_done=lambda row: seen.append(trained.copied()),
     )
@@ -530,10 +540,10 @@ def test_names_of_tasks_may_begin_with_anything(world, tmp_path):
     [
         *(("epochs", value) for value in (1.5, True)),
         *(("micro_batch", value) for value in (0, 1.5)),
-        *(("warmup", value) for value in (-1, 0.5)),
-        ("batch", 2.5),
-        ("least_batches", 0),
-        ("shape", "linear"),
+        *(("warmup_steps", value) for value in (-1, 0.5)),
+        ("batch_size", 2.5),
+        ("min_steps_per_epoch", 0),
+        ("lr_schedule", "linear"),
         ("precision", "fp8"),
     ],
 )
@@ -550,9 +560,9 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
     with torch.no_grad():
         composition.values.fill_(1e30)
     with refused("LEARN-NONFINITE", 6, "control train", "epoch 1, step 1", "learning rate") as refusal:
-        fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch=4))
+        fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch_size=4))
     named = refusal.error.facts["pictures"]
-    order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch=4))
+    order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch_size=4))
     assert named == [world.control.train.images.label(i) for i in order[0][0].indices]
 
 
@@ -569,7 +579,7 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
     monkeypatch.setattr(type(view), "finish", broken)
     objective = CrossEntropy(world.target.train, "eval") + CrossEntropy(world.control.train, "eval")
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
-        fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch=8))
+        fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch_size=8))
     named = refusal.error.facts["pictures"]
     assert world.control.train.images.label(0) in named
     assert len(named) == 4

@@ -61,7 +61,7 @@ TRAIN = [
 VAL = [("a bird", " sang in the old town"), ("the dogs", " ran home")]
 TEST = [("two people", " sat by the river"), ("when it was", " not far"), ("a cat", " walked")]
 TEXT = " ".join(language.WORDS)
-FAST = Schedule(epochs=2, lr=0.05, batch=2, warmup=0)
+FAST = Schedule(epochs=2, lr=0.05, batch_size=2, warmup_steps=0)
 
 
 def lines(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
@@ -435,8 +435,10 @@ def test_slices_of_a_step_give_the_gradient_of_the_whole(
     made: Callable[..., Composition], model: Callable[[str], LanguageModel], kind: str, micro: int
 ) -> None:
     split = texts(model(kind))
-    whole, losses = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch=5))
-    sliced, parts = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch=5, micro_batch=micro))
+    whole, losses = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch_size=5))
+    sliced, parts = gradients_in(
+        made(kind), split, Schedule(epochs=1, lr=0.1, batch_size=5, micro_batch=micro)
+    )
     assert naive.close(sliced, whole, 1e-4)
     assert {n: (pytest.approx(v, rel=1e-5), c) for n, (v, c) in losses.items()} == parts
 
@@ -490,7 +492,7 @@ def test_the_epoch_with_the_lowest_perplexity_is_kept(
     done = fit(
         composition,
         LanguageLoss(texts(own)),
-        Schedule(epochs=4, lr=0.4, batch=2, warmup=0),
+        Schedule(epochs=4, lr=0.4, batch_size=2, warmup_steps=0),
         keep=Best(val),
         epoch_done=lambda row: seen.append(composition.values.detach().clone()),
     )
@@ -507,7 +509,7 @@ def test_the_start_is_kept_if_nothing_is_better(
 ) -> None:
     composition, own = made("gpt2", Partition.whole()), model("gpt2")
     split = texts(own)
-    worse = Schedule(epochs=2, lr=0.2, batch=5, warmup=0)
+    worse = Schedule(epochs=2, lr=0.2, batch_size=5, warmup_steps=0)
     done = fit(composition, -1.0 * LanguageLoss(split), worse, keep=Best(texts(own, TRAIN, "val")))
     assert done.kept == 0 and not composition.values.any()
     assert done.history[-1]["perplexity"]["made val"] > done.history[0]["perplexity"]["made val"]
@@ -539,7 +541,7 @@ def test_trained_weights_are_read_back_as_the_model_that_was_trained(
 ) -> None:
     split = texts(model("gpt2"))
     trained = Trainable.weights(model("gpt2"))
-    fit(trained, LanguageLoss(split), Schedule(epochs=1, lr=1e-2, batch=5, warmup=0))
+    fit(trained, LanguageLoss(split), Schedule(epochs=1, lr=1e-2, batch_size=5, warmup_steps=0))
     weights = tuned_weights(model("gpt2"), trained)
     save_safetensors(tmp_path / "w.safetensors", {name: weights.read(name) for name in weights.tensors})
     again = load_language_model(home / "gpt2", tmp_path / "w.safetensors")

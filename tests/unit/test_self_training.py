@@ -53,8 +53,8 @@ from runs import At
 Refused = Callable[..., AbstractContextManager[Any]]
 
 SMALL = settings(deadline=None, max_examples=60, database=None, derandomize=True)
-SCHEDULE = Schedule(epochs=2, lr=0.1, batch=8, warmup=0)
-DESCENT = replace(SCHEDULE, lr=0.5, weight_decay=0.0, clip=0.5, optimiser="sgd")
+SCHEDULE = Schedule(epochs=2, lr=0.1, batch_size=8, warmup_steps=0)
+DESCENT = replace(SCHEDULE, lr=0.5, weight_decay=0.0, max_grad_norm=0.5, optimiser="sgd")
 NOTHING: tuple[Any, Any] = (lambda *_: None, lambda: None)
 SEEING = tiny.seeing(8)
 TERMS: dict[str, Callable[[Unlabelled], DataTerm]] = {
@@ -180,7 +180,7 @@ def grey(count: int) -> Unlabelled:
 def indices(
     count: int, batch: int, trusted: Sequence[int] | None, *, epoch: int = 0, seed: int = 0, **more: Any
 ) -> list[tuple[int, ...]]:
-    schedule = Schedule(epochs=2, lr=1.0, batch=batch, **more)
+    schedule = Schedule(epochs=2, lr=1.0, batch_size=batch, **more)
     made = EpochSampler([(grey(count), (Blank(),))], schedule, seed, [0.25])
     found = [one.indices for (one,) in made.epoch(epoch, trusted=[trusted])]
     assert len(found) == made.steps
@@ -261,7 +261,7 @@ def test_batches_too_small_for_a_quarter_have_nothing_trusted() -> None:
 
 
 def test_an_epoch_that_goes_on_has_the_same_batches() -> None:
-    schedule = Schedule(epochs=1, lr=1.0, batch=8)
+    schedule = Schedule(epochs=1, lr=1.0, batch_size=8)
     made = EpochSampler([(grey(30), (Blank(),))], schedule, 0, [0.25])
     whole = [one.indices for (one,) in made.epoch(0, trusted=[range(5)])]
     for start in range(len(whole) + 1):
@@ -327,15 +327,15 @@ WAYS: dict[str, Any] = {
     "fixmatch": (FixMatch, SCHEDULE, {}, 8, (1, 2, 4, 5, 7)),
     "sar": (
         lambda split: SAR(split, 0.5, 0.05, scaled(0.51, split)),
-        replace(DESCENT, batch=5),
+        replace(DESCENT, batch_size=5),
         {},
         6,
         (1, 2, 4),
     ),
-    "online": (FixMatch, replace(SCHEDULE, batch=4), {"online": True}, 4, (1, 3, 4)),
+    "online": (FixMatch, replace(SCHEDULE, batch_size=4), {"online": True}, 4, (1, 3, 4)),
     "online sar": (
         lambda split: SAR(split, 1.1, 0.05, scaled(0.3, split)),
-        replace(DESCENT, batch=4),
+        replace(DESCENT, batch_size=4),
         {"online": True},
         4,
         (2,),
@@ -441,7 +441,7 @@ def online_by_hand(
         answers[list(batch.indices)] = logits[0].argmax(-1)
         optimiser.zero_grad()
         term.loss(Seen(seen, logits, None, progress=n / made.steps)).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_([composition.values], schedule.clip)
+        nn.utils.clip_grad_norm_([composition.values], schedule.max_grad_norm)
         optimiser.param_groups[0]["lr"] = schedule.rate(n, made.steps)
         optimiser.step()
     return answers, composition.values.detach()
@@ -451,7 +451,7 @@ def online_by_hand(
 def test_online_every_batch_is_answered_before_anything_is_learned_from_it(
     world: colours.World, pictures: Unlabelled, start: Tensor, term: Callable[[Unlabelled], DataTerm]
 ) -> None:
-    schedule = Schedule(epochs=1, lr=2.0, batch=2, warmup=0)
+    schedule = Schedule(epochs=1, lr=2.0, batch_size=2, warmup_steps=0)
     answers, values = online_by_hand(world, start, term(pictures), schedule)
     composition = started(world, start)
     done = fit(composition, term(pictures), schedule, online=True)
@@ -467,7 +467,9 @@ def test_online_the_first_batch_is_answered_by_the_model_as_it_was_given(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     for name, term in TERMS.items():
-        done = fit(started(world, start), term(pictures), replace(DESCENT, batch=15, lr=50.0), online=True)
+        done = fit(
+            started(world, start), term(pictures), replace(DESCENT, batch_size=15, lr=50.0), online=True
+        )
         assert done.answers is not None
         before = logits_of(world, started(world, start), pictures).argmax(-1)
         assert done.answers.tolist() == before.tolist(), name
@@ -477,7 +479,7 @@ def test_online_answers_are_not_those_of_the_worst_point_nearby(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     term = SAR(pictures, margin=1.1, radius=20.0, floor=0.0)
-    done = fit(started(world, start), term, replace(DESCENT, batch=15), online=True)
+    done = fit(started(world, start), term, replace(DESCENT, batch_size=15), online=True)
     assert done.answers is not None
     assert done.answers.tolist() == logits_of(world, started(world, start), pictures).argmax(-1).tolist()
 
@@ -491,7 +493,7 @@ def test_online_every_picture_is_answered_and_learned_from_once_and_none_is_trus
     monkeypatch.setattr(
         Loop, "_take_step", lambda self, batches: steps.append(batches[0].indices) or take(self, batches)
     )
-    schedule = replace(SCHEDULE, epochs=5, least_batches=9)
+    schedule = replace(SCHEDULE, epochs=5, min_steps_per_epoch=9)
     done = fit(world.composition(), TERMS[name](pictures), schedule, online=True)
     assert [len(places) for places in steps] == [8, 7]
     assert sorted(i for places in steps for i in places) == list(range(15))
@@ -611,7 +613,7 @@ def test_a_term_that_trusts_pictures_goes_together_with_others(
     )
     labelled = CrossEntropy(world.target.split("train"))
     objective = FixMatch(pictures) + 0.5 * labelled + 0.1 * CoefficientNorm()
-    done = fit(started(world, start), objective, replace(SCHEDULE, epochs=1, batch=16))
+    done = fit(started(world, start), objective, replace(SCHEDULE, epochs=1, batch_size=16))
     assert sizes == [[8, 8]] * 3
     row = done.history[1]
     terms = row["terms"]

@@ -28,7 +28,9 @@ from aniso.learn.objectives import Seen
 Refused = Callable[..., AbstractContextManager[Any]]
 
 SMALL = settings(deadline=None, max_examples=80, database=None, derandomize=True)
-DESCENT = Schedule(epochs=2, lr=0.5, batch=5, weight_decay=0.0, warmup=0, clip=0.5, optimiser="sgd")
+DESCENT = Schedule(
+    epochs=2, lr=0.5, batch_size=5, weight_decay=0.0, warmup_steps=0, max_grad_norm=0.5, optimiser="sgd"
+)
 NOTHING: tuple[Any, Any] = (lambda *_: None, lambda: None)
 
 
@@ -270,7 +272,7 @@ class ByHand:
         norm = float(up.norm())
         worst = values + self.term.radius * up / norm if norm > 0 else values
         slope, both = self.gradient(images, worst, before)
-        slope = slope * min(1.0, self.schedule.clip / (float(slope.norm()) + 1e-6))
+        slope = slope * min(1.0, self.schedule.max_grad_norm / (float(slope.norm()) + 1e-6))
         self.momentum = slope if self.momentum is None else 0.9 * self.momentum + slope
         self.counted += int(before.sum())
         values = values - rate * self.momentum

@@ -29,7 +29,7 @@ from aniso.weights import SafetensorsFile
 from aniso.weights.atomic import locked
 from aniso.weights.files import RawFile
 
-SCHEDULE = Schedule(epochs=2, lr=0.2, batch=16)
+SCHEDULE = Schedule(epochs=2, lr=0.2, batch_size=16)
 CALLS = 7  # of told: three measurements, two steps in each of two epochs
 
 
@@ -181,12 +181,12 @@ def test_an_interruption_of_the_measurement_is_not_trained_again(world, tmp_path
 
 def test_a_run_that_rules_end_stays_ended(world, tmp_path):
     good = world.composition()
-    fit(good, CrossEntropy(world.target.train), Schedule(epochs=3, lr=0.1, batch=16))
+    fit(good, CrossEntropy(world.target.train), Schedule(epochs=3, lr=0.1, batch_size=16))
 
     def ended(**more):
         composition = world.composition().load(good.coefficients)
         rule, wrong = Lowest(world.control.val, world.target.val), -CrossEntropy(world.target.train)
-        schedule = Schedule(epochs=30, lr=1.0, batch=16)
+        schedule = Schedule(epochs=30, lr=1.0, batch_size=16)
         done = fit(composition, wrong, schedule, keep=rule, directory=tmp_path / "run", **more)
         return done.history, composition.values.tolist()
 
@@ -218,7 +218,7 @@ def test_half_precision_goes_on_with_its_scale(world, tmp_path):
 @pytest.mark.parametrize("linearised", [False, True])
 def test_fine_tuning_goes_on_the_same(world, tmp_path, linearised):
     def tuned(name, **more):
-        schedule = Schedule(epochs=2, lr=1e-3, batch=8)
+        schedule = Schedule(epochs=2, lr=1e-3, batch_size=8)
         return finetune(
             world.encoder,
             world.target.train,
@@ -405,9 +405,9 @@ def changed(world, finished, refused, *mentions, model=None, terms=None, **more)
 def test_what_changed_is_listed(world, finished, refused):
     found = changed(world, finished, refused, "schedule.lr: 0.2 -> 0.1", schedule=replace(SCHEDULE, lr=0.1))
     assert len(found) == 1
-    schedule = replace(SCHEDULE, epochs=3, clip=2.0)
+    schedule = replace(SCHEDULE, epochs=3, max_grad_norm=2.0)
     found = changed(world, finished, refused, schedule=schedule, seed=1)
-    assert found == ["schedule.clip: 1.0 -> 2.0", "schedule.epochs: 2 -> 3", "seed: 0 -> 1"]
+    assert found == ["schedule.epochs: 2 -> 3", "schedule.max_grad_norm: 1.0 -> 2.0", "seed: 0 -> 1"]
 
 
 def test_another_rule_or_other_splits_to_choose_by_are_changes(world, finished, refused):
@@ -539,7 +539,7 @@ def test_a_run_holds_its_directory_while_it_lasts(world, tmp_path, refused):
 
 
 def test_a_failure_is_written_down_and_what_was_good_stays(world, tmp_path, refused):
-    schedule = Schedule(epochs=9, lr=1e30, batch=16)
+    schedule = Schedule(epochs=9, lr=1e30, batch_size=16)
     with refused("LEARN-NONFINITE", 6, "what was good before") as refusal:
         run(world, tmp_path / "run", schedule=schedule)
     failure = json.loads((tmp_path / "run" / "failure.json").read_text())

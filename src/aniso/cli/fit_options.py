@@ -164,19 +164,20 @@ Precision = Annotated[str | None, typer.Option(help="Of the forward pass: fp32, 
 MicroBatch = Annotated[int | None, typer.Option(help="So many at once, if a batch does not fit.")]
 OptimiserName = Annotated[str | None, typer.Option("--optimiser", help="adamw or sgd.")]
 
-SCHEDULE = (
-    "epochs",
-    "lr",
-    "batch",
-    "weight_decay",
-    "warmup",
-    "clip",
-    "shape",
-    "least_batches",
-    "precision",
-    "micro_batch",
-    "optimiser",
-)
+SCHEDULE = {
+    "epochs": "epochs",
+    "lr": "lr",
+    "batch": "batch_size",
+    "weight_decay": "weight_decay",
+    "warmup": "warmup_steps",
+    "clip": "max_grad_norm",
+    "shape": "lr_schedule",
+    "least_batches": "min_steps_per_epoch",
+    "precision": "precision",
+    "micro_batch": "micro_batch",
+    "optimiser": "optimiser",
+}
+"""Option -> field of ``Schedule``."""
 
 # how it is carried out
 

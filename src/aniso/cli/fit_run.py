@@ -83,7 +83,7 @@ def _compare(made: Record, run: RunDirectory, setting: BaseSetting, how: dict[st
 def _setting(kind: str, said: dict[str, Any]) -> BaseSetting:
     """Only what was said: for the rest the setting's own values hold."""
     given = {key: value for key, value in said.items() if value is not None}
-    schedule = {key: given.pop(key) for key in SCHEDULE if key in given}
+    schedule = {field: given.pop(key) for key, field in SCHEDULE.items() if key in given}
     if "on_bad_image" in given:
         given["on_bad_image"] = options.bad_images(given["on_bad_image"])
     if "classes" in given:

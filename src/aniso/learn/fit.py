@@ -72,7 +72,7 @@ def fit(
     _require_sense(whole, trained)
     _require_whole_batches(whole, schedule)
     if online:
-        schedule = replace(schedule, epochs=1, least_batches=1)
+        schedule = replace(schedule, epochs=1, min_steps_per_epoch=1)
         _require_one_stream(whole)
     keep = keep or Last()
     loop = Loop(trained, whole, schedule, keep, seed=seed, workers=workers, online=online)
@@ -165,13 +165,13 @@ def _doubts(history: list[Row]) -> list[str]:
 
 def _require_whole_batches(objective: Objective, schedule: Schedule) -> None:
     compared = [term.name for _, term in objective.data_terms if term.whole_batch]
-    if compared and schedule.micro_batch is not None and schedule.micro_batch < schedule.batch:
+    if compared and schedule.micro_batch is not None and schedule.micro_batch < schedule.batch_size:
         raise UsageError(
             "OBJECTIVE",
             f"'{printable(compared[0])}' compares the pictures of a batch, which cannot be cut into slices",
             fix="leave --micro-batch out, and lower --batch instead",
         )
-    if compared and schedule.batch < 2:
+    if compared and schedule.batch_size < 2:
         raise UsageError(
             "OBJECTIVE",
             f"'{printable(compared[0])}' compares pictures, of which a batch has one",

@@ -23,8 +23,10 @@ class Language(Adapts):
     length: int | None = Field(default=None, ge=2)
     """Tokens that are read at once, at most; 512, or what the model can."""
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=5e-2, batch=16, warmup=0, least_batches=10)
-    usual_weights: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-5, batch=16, warmup=0)
+    usual: ClassVar[Schedule] = Schedule(
+        epochs=10, lr=5e-2, batch_size=16, warmup_steps=0, min_steps_per_epoch=10
+    )
+    usual_weights: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-5, batch_size=16, warmup_steps=0)
 
     @model_validator(mode="after")
     def _is_about_texts(self) -> Self:

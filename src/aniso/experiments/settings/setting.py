@@ -18,7 +18,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.learn import Best, CrossEntropy, Keep, Last, Objective, Schedule
 from aniso.learn.finetune import PAPER
 from aniso.learn.lora import Layers
-from aniso.learn.schedule import Optimiser, Precision, Shape
+from aniso.learn.schedule import LRSchedule, Optimiser, Precision
 from aniso.learn.search import POINTS
 from aniso.learn.selection import Budget
 
@@ -53,12 +53,12 @@ class ScheduleSpec(Strict):
 
     epochs: int | None = None
     lr: float | None = None
-    batch: int | None = None
+    batch_size: int | None = None
     weight_decay: float | None = None
-    warmup: int | None = None
-    clip: float | None = None
-    shape: Shape | None = None
-    least_batches: int | None = None
+    warmup_steps: int | None = None
+    max_grad_norm: float | None = None
+    lr_schedule: LRSchedule | None = None
+    min_steps_per_epoch: int | None = None
     precision: Precision | None = None
     micro_batch: int | None = None
     optimiser: Optimiser | None = None
@@ -260,7 +260,7 @@ class OneTask(Adapts, PictureSetting, ABC):
     view: Literal["few_shot", "train", "eval"] = "few_shot"
     """few_shot crops and mirrors; train crops a little, for digits, letters and the like."""
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup=0, least_batches=10)
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-1, warmup_steps=0, min_steps_per_epoch=10)
 
 
 S = TypeVar("S", bound=BaseSetting)

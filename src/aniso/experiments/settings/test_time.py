@@ -53,7 +53,7 @@ class TestTime(PictureSetting):
     """How vectors are chosen; without labels there is no gradient to choose by."""
     budget: BudgetSaid = None
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup=0)
+    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup_steps=0)
 
     @model_validator(mode="after")
     def _learns_without_labels(self) -> Self:
@@ -98,7 +98,7 @@ class TestTime(PictureSetting):
         sgd = self.objective == "sar" and self.schedule.optimiser is None
         if sgd:  # as its authors have it
             found = replace(found, optimiser="sgd", weight_decay=self.schedule.weight_decay or 0.0)
-        return replace(found, epochs=1, least_batches=1) if self.online else found
+        return replace(found, epochs=1, min_steps_per_epoch=1) if self.online else found
 
     def job(self, tasks: Tasks) -> Job:
         if self.images is not None:

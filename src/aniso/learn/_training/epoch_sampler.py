@@ -27,7 +27,7 @@ class EpochSampler:
     def steps(self) -> int:
         """Of one epoch."""
         longest = max(-(-len(split) // self._own(i)) for i, (split, _) in enumerate(self.splits))
-        return max(self.schedule.least_batches, longest)
+        return max(self.schedule.min_steps_per_epoch, longest)
 
     @property
     def _share(self) -> int:

@@ -156,7 +156,7 @@ class Loop:
         for group in self._optimiser.param_groups:
             group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps, group["full_lr"])
         self._optimiser.zero_grad(set_to_none=True)
-        at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
+        at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch_size)
         with self._own_chance(), _memory_explained(at_once, self._bound[0].term.split.things):
             losses = self._gradients(batches)
             if self._sharpness is not None:  # the gradient of the worst point nearby in the place of this one
@@ -169,7 +169,7 @@ class Loop:
         self._require_finite(losses, batches)
         self._scaler.unscale_(self._optimiser)
         tensors = list(self._trained.tensors.values())
-        norm = nn.utils.clip_grad_norm_(tensors, self._schedule.clip)
+        norm = nn.utils.clip_grad_norm_(tensors, self._schedule.max_grad_norm)
         selective = any(bound.term.selective for bound in self._bound)
         self._require_gradient(norm, first=done == 0 and not selective, batches=batches)
         self._scaler.step(self._optimiser)
