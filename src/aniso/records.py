@@ -8,9 +8,9 @@ costs nothing; ``RecordStore.compact`` moves such files into the one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, TypeAlias, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -28,6 +28,8 @@ Setting = Literal["few-shot", "peft", "addition", "negation", "finetune", "test-
 Method = Literal["none", "vector", "search", "weights", "coefficients", "gradient-free"]
 Share = Annotated[float, Field(ge=0, le=1)]
 FiveNumbers = tuple[float, float, float, float, float]
+JsonValue: TypeAlias = bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
+"""Data that JSON can hold."""
 
 
 class _Part(BaseModel):
@@ -57,6 +59,37 @@ class Score(_Part):
         return self
 
 
+class EpochRow(_Part):
+    """One row of a history: an epoch of ``fit``, a look of a gradient-free run, or a scale of a search.
+
+    Fields that do not apply to a row are None or empty; those that were not set are left out of its JSON.
+    """
+
+    epoch: int | None = None
+    """Number of the epoch, or of the look; 0 is the start, before any step."""
+    loss: float | None = None
+    """Weighted sum of ``terms``, as a mean over the epoch; None at the start."""
+    terms: dict[str, float] = Field(default_factory=dict)
+    """Mean loss of every term of the objective, by the term's name."""
+    accuracy: dict[str, float] = Field(default_factory=dict)
+    """Accuracy on the keep rule's splits, by the split's name."""
+    perplexity: dict[str, float] = Field(default_factory=dict)
+    kept: bool = False
+    """True for the row whose values are kept so far."""
+    trusted: int | None = None
+    """FixMatch: number of trusted images in this epoch."""
+    forgotten: int | None = None
+    """SAR: how often the parameters were reset to their start so far, because predictions collapsed."""
+    scale: float | None = None
+    """Search: the scale of all task vectors."""
+    evaluations: int | None = None
+    """Gradient-free: number of loss evaluations so far."""
+
+    def content(self) -> dict[str, Any]:
+        """The fields that were set, as JSON data."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 class Metrics(_Part):
     accuracy: dict[str, Score] = Field(default_factory=dict)
     zero_shot: dict[str, Share] = Field(default_factory=dict)
@@ -72,7 +105,7 @@ class Metrics(_Part):
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None
-    history: tuple[dict[str, Any], ...] = ()
+    history: tuple[EpochRow, ...] = ()
 
 
 class Spec(_Part):

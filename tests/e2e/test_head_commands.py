@@ -18,7 +18,8 @@ from aniso.cli import main
 from aniso.experiments.record import rounded
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
-from aniso.learn.heads import HEADS, load_head
+from aniso.learn.heads import load_head
+from aniso.registry import HEADS
 
 Aniso = Callable[..., Any]
 Done = Callable[..., Any]
@@ -50,7 +51,7 @@ def composed(shelf: runs.Shelf, run: Path, head: Path | None = None) -> tuple[ob
 # after a composition
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", HEADS.names)
 def test_a_head_is_saved_and_measures_the_same_afterwards(
     aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path, kind: str
 ) -> None:

@@ -177,7 +177,7 @@ def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> N
     grads = [grad.double() for grad in torch.autograd.grad(loss, tensors)]
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads))
     done = fit(trained, term, schedule)
-    assert done.history[1]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert done.history[1].loss == pytest.approx(float(loss.detach()), rel=1e-5)
     rates = {"values": 0.02, "head.keys": 1e-3, "head.alpha": 1e-1, "head.beta": 1e-1}
     for (name, rate), grad in zip(rates.items(), grads, strict=True):
         grad = grad * min(1.0, clip / (norm + 1e-6))
@@ -229,7 +229,7 @@ def test_learning_together_lowers_the_loss(world: colours.World) -> None:
     _, head, trained = joint(world)
     before = trained.copied()
     done = fit(trained, term_of(world), replace(SCHEDULE, epochs=4))
-    losses = [row["loss"] for row in done.history[1:]]
+    losses = [row.loss for row in done.history[1:]]
     assert losses[-1] < 0.8 * losses[0]
     for name, tensor in trained.tensors.items():
         assert not torch.equal(tensor, before[name]), name
@@ -248,7 +248,7 @@ def test_an_epoch_is_chosen_by_what_the_head_answers(world: colours.World) -> No
 
     rates = replace(SCHEDULE, epochs=3, lr=0.5)
     done = fit(trained, term_of(world), rates, keep=Best(split), epoch_done=epoch_done)
-    measured = [row["accuracy"]["target val"] for row in done.history]
+    measured = [row.accuracy["target val"] for row in done.history]
     assert measured == [value for _, value in seen]
     assert measured[0] == start
     assert done.kept == max(range(4), key=lambda i: (measured[i], -i))
@@ -266,7 +266,7 @@ def test_the_start_comes_back_whole_if_nothing_is_better(world: colours.World) -
     trained = Trainable.coefficients(good).with_head(head)
     before = trained.copied()
     done = fit(trained, CrossEntropy(swapped), SCHEDULE, keep=Best(task.split("val")))
-    assert done.history[0]["accuracy"]["target val"] > 0.5
+    assert done.history[0].accuracy["target val"] > 0.5
     assert done.kept == 0
     assert same(trained.copied(), before)
 
@@ -284,7 +284,7 @@ def test_a_head_answers_for_other_pictures_among_their_classes(world: colours.Wo
     with torch.no_grad():
         logits = head_of(world, shots).logits(features(world.encoder, split)[0])[:, places]
     expected = functional.cross_entropy(logits, torch.tensor(split.labels))
-    assert done.history[1]["loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert done.history[1].loss == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_classes_that_the_head_does_not_know_are_refused(world: colours.World, refused: Refused) -> None:
@@ -313,7 +313,7 @@ def run(
 def whole(world: colours.World) -> tuple[dict[str, Tensor], Any]:
     """What a run comes to that nobody interrupts."""
     found = run(world, None)
-    assert not found[1][0]["kept"]  # else nothing learned would be compared
+    assert not found[1][0].kept  # else nothing learned would be compared
     return found
 
 

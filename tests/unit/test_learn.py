@@ -70,7 +70,7 @@ def test_intervals_are_wilsons():
     assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
     assert Accuracy(0, 5).interval[0] == 0.0
     assert Accuracy(5, 5).interval[1] == 1.0
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no predictions"):
         Accuracy(0, 0)
 
 
@@ -82,7 +82,7 @@ def test_the_mean_over_classes_counts_each_the_same():
 
 def test_evaluation_counts_what_the_head_says(encoder, task):
     head = encoder.class_weights(task.classes)
-    result = evaluate(encoder, task.test, batch=7)
+    result = evaluate(encoder, task.test, batch_size=7)
     images = torch.stack(
         [encoder.transforms.eval(task.test.picture(i), torch.Generator()) for i in range(48)]
     )
@@ -108,7 +108,7 @@ def test_labels_that_look_permuted_are_said(encoder, task):
     swapped = Labelled("swapped", task.classes, task.test.images, tuple(1 - i for i in task.test.labels))
     result = evaluate(tuned, swapped)
     assert result.value < 0.1
-    assert "if answers were renamed" in result.notes[0]
+    assert "if classes were renamed" in result.notes[0]
 
 
 def test_class_weights_of_other_classes_are_refused(encoder, task, refused):

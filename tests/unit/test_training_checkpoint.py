@@ -89,7 +89,7 @@ def uninterrupted(world, tmp_path_factory):
     progress, directory = At(0, None), tmp_path_factory.mktemp("run") / "whole"
     found = run(world, directory, progress)
     assert progress.calls == CALLS
-    assert not found[1][0]["kept"]
+    assert not found[1][0].kept
     return directory, found
 
 
@@ -275,7 +275,7 @@ def test_a_run_leaves_tensors_and_text_only(finished):
 
 def test_metrics_are_a_row_for_every_epoch(finished, whole):
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    assert rows == list(whole[1])
+    assert rows == [row.content() for row in whole[1]]
 
 
 def test_metrics_that_were_lost_are_written_again(world, finished, whole):
@@ -350,7 +350,7 @@ def test_a_damaged_state_is_said_and_the_one_before_is_used(world, whole, finish
     done = fit(composition, objective(world), SCHEDULE, keep=rule, directory=finished, resume=True)
     assert composition.values.detach().numpy().tobytes() == whole[0]
     assert done.history == whole[1]
-    assert "state-00002-000000.safetensors cannot be used" in done.notes[0]
+    assert "state-00002-000000.safetensors cannot be read" in done.notes[0]
     assert TrainingCheckpoints(finished).newest()[0].epoch == 2
 
 
@@ -492,7 +492,7 @@ def test_another_number_of_threads_is_refused_unless_it_is_allowed(world, tmp_pa
     rule = Best(world.target.val)
     how = {"keep": rule, "directory": tmp_path / "run", "resume": True}
     done = fit(world.composition(), objective(world), SCHEDULE, allow_env_change=True, **how)
-    said = f"gone on with elsewhere: threads: {threads} -> {threads + 1}"
+    said = f"resumed in another environment: threads: {threads} -> {threads + 1}"
     assert said in done.notes
     assert said in fit(world.composition(), objective(world), SCHEDULE, **how).notes
     facts = TrainingCheckpoints(tmp_path / "run").newest()[0].facts
@@ -540,7 +540,7 @@ def test_a_run_holds_its_directory_while_it_lasts(world, tmp_path, refused):
 
 def test_a_failure_is_written_down_and_what_was_good_stays(world, tmp_path, refused):
     schedule = Schedule(epochs=9, lr=1e30, batch_size=16)
-    with refused("LEARN-NONFINITE", 6, "what was good before") as refusal:
+    with refused("LEARN-NONFINITE", 6, "the last good values") as refusal:
         run(world, tmp_path / "run", schedule=schedule)
     failure = json.loads((tmp_path / "run" / "failure.json").read_text())
     assert (failure["error"], failure["exit"]) == ("LEARN-NONFINITE", 6)

@@ -194,12 +194,12 @@ def _with_head(subject: _Subject, path: Path | None) -> _Subject:
     """What is evaluated, with a head that was learned on its features."""
     if path is None:
         return subject
-    from aniso.learn.features import identity
+    from aniso.learn import feature_identity
     from aniso.learn.heads import load_head
     from aniso.weights.fingerprint import combined_hash, tensor_hash
 
     saved = load_head(path)
-    saved.require_features(identity(subject.model), str(path))
+    saved.require_features(feature_identity(subject.model), str(path))
     content = combined_hash({name: tensor_hash(t) for name, t in saved.head.tensors().items()})
     what = f"{'base' if subject.what == 'zero-shot' else subject.what}, head {saved.head.kind}"
     return replace(subject, what=what, head=saved.head, identity={**subject.identity, "head": content})
@@ -223,7 +223,7 @@ def _measured(
 
     weights = encoder.class_weights(task.classes, progress=progress)
     head = weights if subject.head is None else RestrictedHead(subject.head, task.classes.names)
-    result = run(subject.model, chosen, head=head, batch=batch, workers=workers, progress=progress)
+    result = run(subject.model, chosen, head=head, batch_size=batch, workers=workers, progress=progress)
     record = {
         "model": encoder.name,
         "fingerprint": encoder.fingerprint,

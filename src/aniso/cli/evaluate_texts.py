@@ -40,7 +40,7 @@ def measured(
     rows = []
     for split in texts:
         with show.telling() as progress:
-            found = evaluate_lm(subject, split, batch=batch, workers=workers, progress=progress)
+            found = evaluate_lm(subject, split, batch_size=batch, workers=workers, progress=progress)
         rows.append(
             {
                 "model": model.name,
@@ -51,7 +51,7 @@ def measured(
                 "manifest": split.manifest,
                 "length": split.length,
                 "tokens": found.tokens,
-                "right": found.right,
+                "right": found.correct,
                 "loss": found.loss,
                 "perplexity": found.perplexity,
                 "notes": list(split.notes),

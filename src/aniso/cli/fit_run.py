@@ -19,7 +19,7 @@ from aniso.experiments.settings import BaseSetting
 from aniso.experiments.spec import parsed
 from aniso.experiments.strict_yaml import Document, as_yaml
 from aniso.learn import TensorBoardWriter
-from aniso.records import Record
+from aniso.records import EpochRow, Record
 from aniso.weights.files import RawFile
 
 _PATH = 255  # what is longer is no file's name, and cannot even be looked for
@@ -115,14 +115,14 @@ def _circumstances(
     begun = time.monotonic()
     board = _board(how, run)
 
-    def epoch_done(row: dict[str, Any]) -> None:
-        found = [f"{name} {value:.1%}" for name, value in list(row["accuracy"].items())[:4]]
-        found += [f"{name} perplexity {value:.2f}" for name, value in row.get("perplexity", {}).items()]
-        loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}"
+    def epoch_done(row: EpochRow) -> None:
+        found = [f"{name} {value:.1%}" for name, value in list(row.accuracy.items())[:4]]
+        found += [f"{name} perplexity {value:.2f}" for name, value in row.perplexity.items()]
+        loss = "" if row.loss is None else f"loss {row.loss:.3f}"
         words = [word for word in (loss, ", ".join(found)) if word]
         if board is not None:
             board(row)
-        say(f"epoch {row['epoch']}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
+        say(f"epoch {row.epoch}: {'; '.join(words) or 'the base'} ({time.monotonic() - begun:.0f} s)")
 
     return RunOptions(
         data=how["data"],

@@ -1,12 +1,10 @@
-"""The strategy that a setting asks for, over what it learns from."""
+"""The selection rule that a setting asks for, on what it learns from."""
 
 from __future__ import annotations
 
-from aniso.data import TextDataset
-from aniso.errors import UsageError
 from aniso.experiments.settings import BaseSetting
 from aniso.learn import Objective, selection
-from aniso.models import Encoder, Wrapped
+from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
 
 
@@ -17,22 +15,12 @@ def strategy_of(
     *,
     workers: int = 0,
     progress: ProgressCallback | None = None,
-) -> selection.Strategy | None:
-    """None if the bank is taken as it is."""
+) -> selection.SelectionRule | None:
+    """Return the rule, or None if all vectors of the bank are used."""
     if setting.selection is None:
         return None
-    kind, budget = setting.selection
-    if kind == "random":
-        return selection.Random(budget, seed=setting.seed, progress=progress)
-    if objective is None:
-        raise UsageError("USAGE", "there is nothing to choose vectors by", fix="--select random")
-    if kind == "features":
-        split = objective.data_terms[0][1].split
-        assert isinstance(model, Encoder) and not isinstance(split, TextDataset)  # settings see to it
-        return selection.FeatureSimilarity(model, split, budget, workers=workers, progress=progress)
-    by_gradient = {
-        "gradient": selection.WholeGradient,
-        "blockwise-gradient": selection.BlockwiseGradient,
-        "pursuit": selection.Pursuit,
-    }[kind]
-    return by_gradient(model, objective, budget, seed=setting.seed, workers=workers, progress=progress)
+    name, budget = setting.selection
+    inputs = selection.SelectionInputs(
+        model, objective, budget, seed=setting.seed, workers=workers, progress=progress
+    )
+    return selection.new_selection_rule(name, inputs)

@@ -199,7 +199,7 @@ class LanguageWork:
             metrics["perplexity"] = {test.name: found.perplexity}
             if self.setting.compare and self.setting.method != "none":
                 before = self._guessed(self.model, test)
-                metrics["zero_shot"] = {test.name: before.right / before.tokens}
+                metrics["zero_shot"] = {test.name: before.correct / before.tokens}
                 metrics["base_perplexity"] = {test.name: before.perplexity}
         if self.choice is not None:
             metrics["selection"] = self.choice.summary()
@@ -221,7 +221,7 @@ class LanguageWork:
         return evaluate_lm(
             model,
             split,
-            batch=min(split.at_once, at_once or split.at_once),
+            batch_size=min(split.at_once, at_once or split.at_once),
             workers=how.workers,
             progress=how.progress,
         )
@@ -265,10 +265,10 @@ def _known(texts: dict[str, TextDataset]) -> list[str]:
 def _score(found: LanguageScore) -> dict[str, Any]:
     """Of tokens, how many were thought the likeliest."""
     return {
-        "correct": found.right,
+        "correct": found.correct,
         "total": found.tokens,
-        "accuracy": found.right / found.tokens,
-        "interval": list(wilson(found.right, found.tokens)),
+        "accuracy": found.correct / found.tokens,
+        "interval": list(wilson(found.correct, found.tokens)),
     }
 
 

@@ -51,7 +51,7 @@ def learned(
         progress=how.progress,
         epoch_done=how.epoch_done,
     )
-    history = list(done.history)
+    history = [row.content() for row in done.history]
     facts = {"kept_epoch": done.kept, "epochs": len(history) - 1, "history": history}
     return done, {**facts, "trainable": trained.count}
 
@@ -88,6 +88,6 @@ def evolved(
         progress=how.progress,
         look_done=how.epoch_done,
     )
-    history = list(done.history)
+    history = [row.content() for row in done.history]
     facts = {"kept_look": done.kept, "evaluations": history[-1]["evaluations"], "history": history}
     return {**facts, "trainable": made.values.numel()}

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from aniso.compose import Coefficients, MergedAdapter, Runtime
 from aniso.experiments.content import Content
-from aniso.learn import Row
+from aniso.learn import EpochRow
 from aniso.learn.heads import Head
 from aniso.learn.lora import Adapter
 from aniso.progress import ProgressCallback
@@ -32,7 +32,7 @@ class RunOptions:
     resume: bool = False
     allow_env_change: bool = False
     progress: ProgressCallback | None = None
-    epoch_done: Callable[[Row], None] | None = None
+    epoch_done: Callable[[EpochRow], None] | None = None
     coefficients: Path | None = None
     """Where coefficients are kept that the same settings without a head have come to."""
 

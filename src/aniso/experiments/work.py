@@ -30,12 +30,12 @@ from aniso.experiments.outcome import RunOptions, RunResult
 from aniso.experiments.settings import Job, PictureSetting
 from aniso.experiments.settings.setting import COMPOSED, Adapts
 from aniso.learn import Best, EpochSampler, Keep, Objective, Trainable, search
-from aniso.learn.evaluate import accuracy, answers
-from aniso.learn.features import FeatureCache, features, identity
+from aniso.learn.evaluate import accuracy, predict
+from aniso.learn.features import FeatureCache, feature_identity, features
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.heads import Classifier, Head, RestrictedHead, TipAdapter, new_head
 from aniso.learn.lora import Adapter, adapter
-from aniso.learn.predictions import Said, said
+from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.selection import Choice
 from aniso.models import ClassWeights, Encoder, load_model
 from aniso.vectors import Bank
@@ -168,7 +168,7 @@ class Work:
         if self.setting.method in ("coefficients", "weights") and job.objective is not None:
             terms = [term for _, term in job.objective.data_terms]
             facts["learned_from"] = {term.split.name: len(term.split) for term in terms}
-            reserved = [0.0 if self.setting.is_online else term.trusted_share for term in terms]
+            reserved = [0.0 if self.setting.is_online else term.reserved_share for term in terms]
             passes = EpochSampler([(term.split, ()) for term in terms], schedule, self.setting.seed, reserved)
             facts["steps"] = schedule.epochs * passes.steps
         if self.setting.head_kind is not None:
@@ -218,7 +218,7 @@ class Work:
         found = search(
             made, self._keep(), self.job.points, workers=self._how.workers, progress=self._how.progress
         )
-        history = [{"scale": scale, "accuracy": measured} for scale, measured in found.tried]
+        history = [row.content() for row in found.history]
         facts = {"scale": found.scale, "history": history}
         return _Made(lambda name: made, facts, found.coefficients)
 
@@ -331,14 +331,14 @@ class Work:
     @property
     def _cache(self) -> FeatureCache | None:
         """Features are worth keeping where several heads are learned on them."""
-        return FeatureCache.usual() if self.setting.head_kind is not None else None
+        return FeatureCache.default() if self.setting.head_kind is not None else None
 
     # learning
 
     def _learn(self, trained: Trainable) -> tuple[dict[str, Any], tuple[str, ...]]:
         done, facts = learned(trained, self._objective(), self._keep(), self.setting, self._how)
-        if done.answers is not None:
-            facts["online"] = self._online(done.answers)
+        if done.predictions is not None:
+            facts["online"] = self._online(done.predictions)
         return facts, done.notes
 
     def _online(self, predictions: Tensor) -> dict[str, Any]:
@@ -347,7 +347,11 @@ class Work:
             return {name: score(split, predictions) for name, split in self.job.tests.items()}
         assert self.job.unlabelled is not None
         split = self.job.unlabelled
-        return {split.name: {"counts": Said(predictions, torch.ones(len(predictions)), split.classes).counts}}
+        return {
+            split.name: {
+                "counts": Predictions(predictions, torch.ones(len(predictions)), split.classes).counts
+            }
+        }
 
     def _objective(self) -> Objective:
         if self.job.objective is None:
@@ -368,7 +372,7 @@ class Work:
     def _with_own(self, split: Labelled) -> float:
         """What a task's own vector alone is good for."""
         name = next(t.name for t in self._tasks.values() if split.name == f"{t.name} {split.role}")
-        return accuracy(answers(self._with_own_vector(name), split, workers=self._how.workers), split).value
+        return accuracy(predict(self._with_own_vector(name), split, workers=self._how.workers), split).value
 
     # results
 
@@ -382,7 +386,7 @@ class Work:
 
     def _answers(self, model: nn.Module, split: Labelled, head: Classifier | None) -> Tensor:
         how = self._how
-        return answers(model, split, head=head, workers=how.workers, cache=self._cache, progress=how.progress)
+        return predict(model, split, head=head, workers=how.workers, cache=self._cache, progress=how.progress)
 
     def _elsewhere(self, made: _Made) -> dict[str, Any]:
         """Other data with the same classes, or some of them, by name."""
@@ -414,16 +418,18 @@ class Work:
     def _without_labels(self, made: _Made, split: Unlabelled) -> tuple[dict[str, Any], list[str]]:
         """The same where answers themselves are looked at; labels, if there are any, are for counting."""
         how = self._how
-        cache = FeatureCache.usual()  # the base says the same in every run
-        before = said(self.encoder, split, workers=how.workers, cache=cache, progress=how.progress)
+        cache = FeatureCache.default()  # the base says the same in every run
+        before = predict_unlabelled(
+            self.encoder, split, workers=how.workers, cache=cache, progress=how.progress
+        )
         after = before
         if self.setting.method != "none":
-            after = said(made.model_for(""), split, workers=how.workers, progress=how.progress)
+            after = predict_unlabelled(made.model_for(""), split, workers=how.workers, progress=how.progress)
         tests = self.job.tests.items()
-        metrics: dict[str, Any] = {"accuracy": {n: score(test, after.answers) for n, test in tests}}
-        metrics["answers"] = after.since(before)
+        metrics: dict[str, Any] = {"accuracy": {n: score(test, after.labels) for n, test in tests}}
+        metrics["answers"] = after.compared_with(before)
         if self.setting.compare and self.setting.method != "none":
-            metrics["zero_shot"] = {n: accuracy(before.answers, test).value for n, test in tests}
+            metrics["zero_shot"] = {n: accuracy(before.labels, test).value for n, test in tests}
         return metrics, list(after.doubts(before))
 
     def _outcome(self, made: _Made) -> RunResult:
@@ -448,7 +454,7 @@ class Work:
             made.weights,
             made.adapter,
             made.head,
-            identity(made.model_for(self._name)) if made.head is not None else {},
+            feature_identity(made.model_for(self._name)) if made.head is not None else {},
             device=self._device.type,
             notes=(*self.job.notes, *made.notes, *doubts),
             content=self.content,

@@ -1,50 +1,55 @@
-"""Choosing vectors under a budget: a strategy looks at a bank and gives a smaller one."""
+"""The base of selection rules: a rule scores the cells of a bank and keeps the best within a budget."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, final
+from typing import ClassVar, Self, TypeVar, final
 
 from aniso.compose import parse_bytes, show_bytes
 from aniso.errors import InputError, UsageError, printable
+from aniso.learn.objectives import Objective
+from aniso.learn.selection.gradient_cache import GradientCache
+from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
+from aniso.records import JsonValue
+from aniso.registry import SELECTION_RULES
 from aniso.vectors import Bank
 
 T = TypeVar("T")
 Scores = Mapping[str, Mapping[str, float]]
-"""By vector and block: the larger a cell's, in size, the more speaks for it."""
+"""Score of every cell, by vector and block; cells with the largest absolute score are kept."""
 
 
 @final
 @dataclass(frozen=True)
 class Budget:
-    """So many vectors, or cells of each block; or so many bytes as the bank stores them."""
+    """A number of vectors (or of cells of each block), or a number of bytes as the bank stores them."""
 
     count: int | None = None
     nbytes: int | None = None
 
     @classmethod
-    def of(cls, said: int | str | Budget) -> Budget:
-        """``5``, or ``"200MB"``."""
-        if isinstance(said, Budget):
-            return said
-        plain = isinstance(said, int) and not isinstance(said, bool)
+    def of(cls, value: int | str | Budget) -> Budget:
+        """Parse ``5`` or ``"200MB"``."""
+        if isinstance(value, Budget):
+            return value
+        plain = isinstance(value, int) and not isinstance(value, bool)
         try:
-            words = str(said).strip()
-            counts = plain or (words.isascii() and words.isdigit())
-            made = cls(count=int(said)) if counts else cls(nbytes=parse_bytes(said))
+            text = str(value).strip()
+            counts = plain or (text.isascii() and text.isdigit())
+            budget = cls(count=int(value)) if counts else cls(nbytes=parse_bytes(value))
         except UsageError:
-            made = cls(count=0)
-        if (made.count or 0) < 1 and (made.nbytes or 0) < 1:
+            budget = cls(count=0)
+        if (budget.count or 0) < 1 and (budget.nbytes or 0) < 1:
             raise UsageError(
                 "USAGE",
-                f"with a budget of {printable(said)} nothing is left to compose",
-                expected="a number of vectors from 1 on, or an amount of memory such as 200MB",
+                f"a budget of {printable(value)} leaves nothing to compose",
+                expected="a number of vectors of at least 1, or an amount of memory such as 200MB",
                 fix="--budget 5",
             )
-        return made
+        return budget
 
     def __str__(self) -> str:
         if self.nbytes is not None:
@@ -54,35 +59,53 @@ class Budget:
 
 @final
 @dataclass(frozen=True)
+class SelectionInputs:
+    """Everything a rule may need to select vectors for a task."""
+
+    model: Wrapped
+    objective: Objective | None
+    """The loss on the task; None if there is no task."""
+    budget: int | str | Budget
+    seed: int = 0
+    workers: int = 0
+    progress: ProgressCallback | None = None
+    gradients: GradientCache | None = None
+    """Gradients that were computed before."""
+
+
+@final
+@dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why."""
+    """Result of a selection: the smaller bank, and the scores it was chosen by."""
 
     bank: Bank
-    strategy: str
+    rule: str
+    """The rule's name."""
     budget: Budget
     scores: Scores
-    """Of everything that could have been chosen."""
+    """Scores of all cells that could have been chosen."""
     notes: tuple[str, ...] = ()
 
     @property
     def cells(self) -> dict[str, tuple[str, ...]]:
-        """The blocks that are kept of each vector that is."""
+        """The blocks that were kept of each vector."""
         return {name: tuple(block.name for block in self.bank[name].blocks) for name in self.bank}
 
     @property
     def nbytes(self) -> int:
-        """What the chosen cells take as they are stored."""
+        """Bytes of the chosen cells as they are stored."""
         return sum(vector_bytes(self.bank, name) for name in self.bank)
 
     @property
     def words(self) -> str:
-        return f"{self.strategy}, budget {self.budget}"
+        """The rule and the budget, for tables."""
+        return f"{self.rule}, budget {self.budget}"
 
-    def summary(self) -> dict[str, Any]:
-        """As plain data, for records: how many blocks were kept of every vector."""
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the choice for records: how many blocks were kept of every vector."""
         kept = {name: len(blocks) for name, blocks in self.cells.items()}
         return {
-            "strategy": self.strategy,
+            "strategy": self.rule,
             "budget": str(self.budget),
             "vectors": kept,
             "cells": sum(kept.values()),
@@ -90,20 +113,36 @@ class Choice:
         }
 
 
-class Strategy(ABC):
-    """Scores cells, and keeps the best within the budget. The same bank gives the same choice."""
+class SelectionRule(ABC):
+    """Scores cells, and keeps the best within a budget. The same bank gives the same choice."""
 
-    kind: ClassVar[str]
     whole: ClassVar[bool]
-    """Whether vectors are kept as a whole, by the sum of their cells' scores; else cell by cell."""
+    """True if vectors are kept as a whole, by the sum of their cells' scores; False if cell by cell."""
+    needs_objective: ClassVar[bool] = True
+    """True if the rule selects for a task, given by an objective on it."""
+    needs_gradient: ClassVar[bool] = False
+    """True if the rule computes gradients, so that ``GradientCache`` is of use."""
+    compares_vectors: ClassVar[bool] = False
+    """True if vectors are compared with each other, so that they must be in a bank on disk."""
     budget: Budget
     progress: ProgressCallback | None
 
+    @property
+    def kind(self) -> str:
+        """The name the rule is registered with."""
+        return SELECTION_RULES.name_of(type(self))
+
+    @classmethod
+    @abstractmethod
+    def from_inputs(cls, inputs: SelectionInputs) -> Self:
+        """Return the rule for these inputs; ``new_selection_rule`` has checked that there is an objective."""
+
     @abstractmethod
     def scores(self, bank: Bank) -> Scores:
-        """Of every cell; gradients have signs, which do not count."""
+        """Return the score of every cell; the sign does not count."""
 
     def choose(self, bank: Bank) -> Choice:
+        """Select cells of a bank within the budget."""
         found = self.scores(bank)
         kept = _whole(bank, found, self.budget) if self.whole else self.cells(bank, found)
         if not kept:
@@ -111,32 +150,34 @@ class Strategy(ABC):
         notes = []
         if self.budget.count is not None and self.budget.count > len(bank):
             every = sum(map(len, kept.values())) == sum(len(bank[name].blocks) for name in bank)
-            rest = "all are kept" if every else "those that add nothing are left out"
+            rest = "all are kept" if every else "cells that add nothing are left out"
             notes.append(f"a budget of {self.budget} is more than the bank's {len(bank)} vectors: {rest}")
         return Choice(bank.only_cells(kept), self.kind, self.budget, found, tuple(notes))
 
     def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:
+        """Return the blocks to keep of each vector, cell by cell."""
         return _cell_by_cell(bank, scores, self.budget)
 
     def _too_small(self, bank: Bank) -> InputError:
         least = min(cell_bytes(bank, name, block.name) for name in bank for block in bank[name].blocks)
         return InputError(
             "USAGE",
-            f"nothing fits into {self.budget}",
+            f"no vector fits into a budget of {self.budget}",
             expected=f"at least {show_bytes(least)}"
             + (", and more for a whole vector" if self.whole else ""),
-            fix="a larger --budget, or a bank in a smaller format: aniso bank quantise",
+            fix="use a larger --budget, or a bank in a smaller format: aniso bank quantise",
         )
 
 
 def cell_bytes(bank: Bank, vector: str, block: str) -> int:
-    """What a cell takes as it is stored, or as it is if it is not in a bank on disk yet."""
+    """Return the bytes of a cell as it is stored, or in memory if the bank is not on disk."""
     if bank.path is None:
         return bank[vector][block].nbytes
     return bank.only_cells({vector: [block]}).block_bytes(block)
 
 
 def vector_bytes(bank: Bank, vector: str) -> int:
+    """Return the bytes of all cells of a vector."""
     return sum(cell_bytes(bank, vector, block.name) for block in bank[vector].blocks)
 
 
@@ -151,7 +192,7 @@ def _whole(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
 
 
 def _cell_by_cell(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
-    """The best of every block, or of all blocks together if the budget is in bytes."""
+    """The best cells of every block, or of all blocks together if the budget is in bytes."""
     cells = [(name, block.name) for name in bank for block in bank[name].blocks]
     order = _best_first(cells, lambda cell: abs(scores[cell[0]][cell[1]]))
     if budget.nbytes is not None:
@@ -166,19 +207,19 @@ def _cell_by_cell(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[
 
 
 def gathered(bank: Bank, cells: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Cells by vector, everything in the bank's order."""
+    """Return cells grouped by vector, in the bank's order."""
     wanted = set(cells)
     found = {name: [b.name for b in bank[name].blocks if (name, b.name) in wanted] for name in bank}
     return {name: blocks for name, blocks in found.items() if blocks}
 
 
 def _best_first(items: list[T], score: Callable[[T], float]) -> list[T]:
-    """By score; of equals the one that comes first in the bank."""
+    """Items by decreasing score; of equals the first in the bank comes first."""
     return sorted(items, key=lambda item: -score(item))
 
 
 def _fitting(order: Iterable[T], size: Callable[[T], int], budget: Budget) -> list[T]:
-    """In order, each that still fits."""
+    """Items in order, each of those that still fits into the budget."""
     left, kept = budget.nbytes or 0, []
     for item in order:
         own = size(item)

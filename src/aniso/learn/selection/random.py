@@ -1,21 +1,23 @@
-"""The baseline: whole vectors drawn at random."""
+"""Random selection, the baseline."""
 
 from __future__ import annotations
 
-from typing import final
+from typing import Self, final
 
 from aniso.data import sampling
-from aniso.learn.selection.strategy import Budget, Scores, Strategy
+from aniso.learn.selection.selection_rule import Budget, Scores, SelectionInputs, SelectionRule
 from aniso.progress import ProgressCallback
+from aniso.registry import SELECTION_RULES
 from aniso.vectors import Bank
 
 
+@SELECTION_RULES.register("random")
 @final
-class Random(Strategy):
-    """Depends on the seed and on the vectors' names; a larger budget keeps what a smaller one did."""
+class Random(SelectionRule):
+    """Draw whole vectors at random, by seed and names; a larger budget keeps what a smaller one did."""
 
-    kind = "random"
     whole = True
+    needs_objective = False
 
     def __init__(
         self, budget: int | str | Budget, *, seed: int = 0, progress: ProgressCallback | None = None
@@ -23,6 +25,10 @@ class Random(Strategy):
         self.budget = Budget.of(budget)
         self.seed = seed
         self.progress = progress
+
+    @classmethod
+    def from_inputs(cls, inputs: SelectionInputs) -> Self:
+        return cls(inputs.budget, seed=inputs.seed, progress=inputs.progress)
 
     def scores(self, bank: Bank) -> Scores:
         order = sampling.shuffled(list(bank), "selection", self.seed)

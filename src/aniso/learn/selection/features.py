@@ -1,35 +1,36 @@
-"""Whole vectors of tasks whose pictures look, to the base, most like the target's."""
+"""Selection by the similarity of tasks' images to the target's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aniso.data import Split
-from aniso.errors import InputError
+from aniso.data import Split, TextDataset
+from aniso.errors import InputError, UsageError
 from aniso.learn.features import features
-from aniso.learn.selection.strategy import Budget, Scores, Strategy
+from aniso.learn.selection.selection_rule import Budget, Scores, SelectionInputs, SelectionRule
 from aniso.models import Encoder
 from aniso.progress import ProgressCallback
+from aniso.registry import SELECTION_RULES
 from aniso.vectors import Bank
 
 
 def mean_feature(
     encoder: Encoder, split: Split, *, workers: int = 0, progress: ProgressCallback | None = None
 ) -> Tensor:
-    """Of all its pictures as they are."""
+    """Return the mean feature of a split's images, without augmentation."""
     return features(encoder, split, workers=workers, progress=progress)[0].mean(0)
 
 
+@SELECTION_RULES.register("features")
 @final
-class FeatureSimilarity(Strategy):
-    """By the cosine of mean features. Those of the vectors' own tasks are kept in the bank."""
+class FeatureSimilarity(SelectionRule):
+    """Select whole vectors by the cosine of the tasks' mean features, which are stored in the bank."""
 
-    kind = "features"
     whole = True
 
     def __init__(
@@ -42,13 +43,23 @@ class FeatureSimilarity(Strategy):
         workers: int = 0,
         progress: ProgressCallback | None = None,
     ) -> None:
-        """``sources`` are mean features by vector, if they are not to be the bank's own."""
+        """``sources`` are mean features by vector (default: the bank's own)."""
         self.budget = Budget.of(budget)
         self.progress = progress
         self._encoder = encoder
         self._split = split
         self._sources = sources
         self._workers = workers
+
+    @classmethod
+    def from_inputs(cls, inputs: SelectionInputs) -> Self:
+        assert inputs.objective is not None
+        split = inputs.objective.data_terms[0][1].split
+        if not isinstance(inputs.model, Encoder) or isinstance(split, TextDataset):
+            raise UsageError(
+                "USAGE", "selection rule 'features' compares images, not texts", fix="--select gradient"
+            )
+        return cls(inputs.model, split, inputs.budget, workers=inputs.workers, progress=inputs.progress)
 
     def scores(self, bank: Bank) -> Scores:
         bank.over(self._encoder.weight_source())  # another model's features would be compared with these
@@ -57,7 +68,7 @@ class FeatureSimilarity(Strategy):
         if missing:
             raise InputError(
                 "BANK-FEATURES",
-                f"nothing says what the pictures of {len(missing)} vectors look like",
+                f"the bank has no mean features of {len(missing)} vectors' tasks",
                 found=", ".join(missing[:8]),
                 fix="aniso bank features BANK --model MODEL --task NAME=TASK …, or another --select",
             )
@@ -66,7 +77,7 @@ class FeatureSimilarity(Strategy):
         if other:
             raise InputError(
                 "BANK-FEATURES",
-                f"the mean feature of vector '{other[0]}' is of another model",
+                f"the mean feature of vector '{other[0]}' was made with another model",
                 expected=f"{len(own)} numbers",
                 found=f"{known[other[0]].numel()}",
                 fix="aniso bank features BANK --model MODEL, with this model",
@@ -76,8 +87,8 @@ class FeatureSimilarity(Strategy):
         if odd:
             raise InputError(
                 "BANK-FEATURES",
-                f"the mean feature of vector '{odd[0]}' cannot be compared",
-                fix="aniso bank features, once more",
+                f"the mean feature of vector '{odd[0]}' is zero, NaN or infinite",
+                fix="run aniso bank features again",
             )
         # from 0 to 2, shared by a vector's blocks, so that their sum is the vector's
         return {n: {b.name: (1 + near[n]) / len(bank[n].blocks) for b in bank[n].blocks} for n in bank}

@@ -1,6 +1,6 @@
-"""Gradients of vectors that were looked at before: a file to which a line is added for each.
+"""A cache of vectors' gradients on disk: a JSON Lines file with a line for each vector.
 
-Hundreds of adapters are read once, whatever interrupts it; another budget asks nothing of them at all.
+Hundreds of adapters are read once, even if interrupted; selecting with another budget reads none of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from aniso.errors import InputError, printable
+from aniso.records import JsonValue
 from aniso.vectors import TaskVector
 
 _FORMAT = "aniso gradients 1"
@@ -21,10 +22,10 @@ _FORMAT = "aniso gradients 1"
 
 @final
 class GradientCache:
-    """Lines of JSON; the first says what the gradients are of."""
+    """Gradients of task vectors by block; the file's first line says what they depend on."""
 
-    def __init__(self, path: str | Path, what: Mapping[str, Any]) -> None:
-        """``what`` decides the gradients: model, objective, seed. A file that says otherwise is refused."""
+    def __init__(self, path: str | Path, what: Mapping[str, JsonValue]) -> None:
+        """``what`` is everything gradients depend on: model, objective, seed. Another file's is an error."""
         self.path = Path(path)
         self._what = json.loads(json.dumps({"format": _FORMAT, **what}))
         self._known: dict[str, dict[str, float]] = {}
@@ -32,11 +33,12 @@ class GradientCache:
             self._read()
 
     def get(self, vector: TaskVector) -> dict[str, float] | None:
+        """Return the gradient of each of a vector's blocks, or None."""
         found = self._known.get(_key(vector))
         return found if found is not None and found.keys() == {b.name for b in vector.blocks} else None
 
     def put(self, vector: TaskVector, gradients: Mapping[str, float]) -> None:
-        """On disk before it returns. Vectors that come from no file cannot be known again."""
+        """Write a vector's gradients to disk; vectors that come from no file cannot be cached."""
         if not vector.provenance.sha256:
             return
         fresh = not self.path.exists() or not self.path.stat().st_size
@@ -65,7 +67,7 @@ class GradientCache:
             os.truncate(self.path, 0)
             return
         try:
-            said = dict(json.loads(rows[0]).items())
+            header = dict(json.loads(rows[0]).items())
             found = [json.loads(row) for row in rows[1:]]
             for row in found:
                 own = {str(block): float(x) for block, x in row["gradients"].items()}
@@ -75,23 +77,23 @@ class GradientCache:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as e:
             raise InputError(
                 "FILE-FORMAT",
-                f"'{printable(self.path)}' holds no gradients that were written down here",
+                f"'{printable(self.path)}' is not a gradient cache",
                 reason=printable(e, 100),
                 fix="name another file, or remove this one",
             ) from None
-        if said != self._what:
-            odd = sorted(k for k in {*said, *self._what} if said.get(k) != self._what.get(k))
+        if header != self._what:
+            odd = sorted(k for k in {*header, *self._what} if header.get(k) != self._what.get(k))
             raise InputError(
                 "RUN-CHANGED",
-                f"'{printable(self.path)}' has gradients of something else",
+                f"'{printable(self.path)}' has gradients of another model, objective or seed",
                 changed=printable(", ".join(odd)),
                 fix="name another file, or remove this one",
             )
-        if whole != text:  # a line that was cut off while it was written
+        if whole != text:  # the last line was cut off while it was written
             os.truncate(self.path, len(whole.encode()))
 
 
 def _key(vector: TaskVector) -> str:
-    """Content, formula and blocks; what packing lost tells one storage from another."""
+    """Key of a vector: content, formula and blocks; the packing error tells one storage from another."""
     own = hashlib.sha256("\n".join(block.name for block in vector.blocks).encode()).hexdigest()[:16]
     return f"{vector.provenance.sha256} {vector.provenance.formula} {vector.relative_error:.6g} {own}"
