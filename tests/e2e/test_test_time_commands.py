@@ -336,7 +336,10 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(
         (("--task", "cars", "--power", 0), ("power",)),
         (("--task", "cars", "--threshold", 1.5), ("threshold",)),
         (("--task", "cars", "--optimiser", "lbfgs"), ("optimiser", "sgd")),
-        (("--task", "cars", "--objective", "contrastive", "--micro-batch", 4), ("slices", "--micro-batch")),
+        (
+            ("--task", "cars", "--objective", "contrastive", "--micro-batch", 4),
+            ("micro-batches",),
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_leaves_nothing(

@@ -50,15 +50,15 @@ def interrupted(shelf, tmp_path):
     out = tmp_path / "run"
 
     def first() -> None:
-        fit = importlib.import_module("aniso.learn.fit")
-        original = fit._Run._save
+        module = importlib.import_module("aniso.learn._training.checkpointed_run")
+        original = module.CheckpointedRun._save
 
         def save(self) -> None:
             original(self)
-            if self._loop.history and self._loop.history[-1]["epoch"] == 1:
+            if self._loop.history and self._loop.history[-1].epoch == 1:
                 os._exit(9)
 
-        fit._Run._save = save
+        module.CheckpointedRun._save = save
 
     with runs.child(*shelf.few_shot("-o", out), log=tmp_path / "log", first=first) as run:
         assert run.wait() == 9, run.said
@@ -119,7 +119,7 @@ base:
   task: ./photos
   shots: 2
   compare: false
-  schedule: {{ epochs: 1, batch: 4 }}
+  schedule: {{ epochs: 1, batch_size: 4 }}
 variants:
   - label: zero-shot
     base: {{ method: none }}

@@ -122,8 +122,17 @@ class _Looks:
         if not self._values or not torch.equal(values, self._values[-1]):
             self._measured = self._validation.measure()
         self._values.append(values)
-        fields = {"epoch": len(self.history), "evaluations": evaluations, "loss": loss, "terms": {}}
-        self.history.append(EpochRow.model_validate({**fields, **self._measured, "kept": False}))
+        row = EpochRow.model_validate(
+            {
+                "epoch": len(self.history),
+                "evaluations": evaluations,
+                "loss": loss,
+                "terms": {},
+                **self._measured,
+                "kept": False,
+            }
+        )
+        self.history.append(row)
         kept = self._kept
         self.history = [row.model_copy(update={"kept": i == kept}) for i, row in enumerate(self.history)]
 
