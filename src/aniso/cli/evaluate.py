@@ -127,7 +127,7 @@ def _evaluate_texts(
     what = "the base" if subject.model is model else subject.what
     identity = {"what": what, **subject.identity}
     rows = measured(
-        model, subject.model, identity, texts, batch=batch or TextDataset.at_once, workers=workers
+        model, subject.model, identity, texts, batch=batch or TextDataset.default_batch_size, workers=workers
     )
     show_rows(model.name, what, rows, json=json)
 

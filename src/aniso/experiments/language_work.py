@@ -221,7 +221,7 @@ class LanguageWork:
         return evaluate_lm(
             model,
             split,
-            batch=min(split.at_once, at_once or split.at_once),
+            batch=min(split.default_batch_size, at_once or split.default_batch_size),
             workers=how.workers,
             progress=how.progress,
         )

@@ -172,6 +172,6 @@ def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"{len(bad)} pictures of {split.name} give features that are NaN or infinite",
-            first=split.images.label(start + bad[0]),
+            first=split.images.describe(start + bad[0]),
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )

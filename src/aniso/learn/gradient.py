@@ -66,7 +66,7 @@ def weight_gradient(
             _require_plain(term)
             head = head_for(encoder, term.split)
             views = term.views(encoder)
-            size = min(batch, term.split.at_once)
+            size = min(batch, term.split.default_batch_size)
             pass_ = Batches(term.split, *views, size=size, seed=seed, workers=workers)
             done = 0
             for pictures in pass_:
@@ -136,6 +136,6 @@ def _require_finite(loss: Tensor, term: DataTerm, pictures: Batch) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {printable(term.name)} is {loss.item()}",
-            found=[term.split.label(i) for i in pictures.indices[:20]],
-            fix=f"look at these {term.split.things}",
+            found=[term.split.describe(i) for i in pictures.indices[:20]],
+            fix=f"look at these {term.split.item_kind}",
         )

@@ -91,7 +91,7 @@ def evaluate_lm(
     model: nn.Module,
     split: TextDataset,
     *,
-    batch: int = TextDataset.at_once,
+    batch: int = TextDataset.default_batch_size,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> LanguageScore:

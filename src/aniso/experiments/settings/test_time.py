@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aniso.data import Labelled, Unlabelled, unlabelled_pictures
+from aniso.data import Labelled, Unlabelled, unlabelled_images
 from aniso.experiments.settings.setting import (
     BudgetSaid,
     Job,
@@ -102,7 +102,7 @@ class TestTime(PictureSetting):
 
     def job(self, tasks: Tasks) -> Job:
         if self.images is not None:
-            split, notes = unlabelled_pictures(
+            split, notes = unlabelled_images(
                 self.images, self.classes, self.prompts, on_bad_image=self.on_bad_image
             )
             return self._job(split, {}, notes)

@@ -157,7 +157,7 @@ class Loop:
             group["lr"] = self._schedule.rate(done, self._schedule.epochs * self.steps, group["full_lr"])
         self._optimiser.zero_grad(set_to_none=True)
         at_once = min(sum(map(len, batches)), self._schedule.micro_batch or self._schedule.batch)
-        with self._own_chance(), _memory_explained(at_once, self._bound[0].term.split.things):
+        with self._own_chance(), _memory_explained(at_once, self._bound[0].term.split.item_kind):
             losses = self._gradients(batches)
             if self._sharpness is not None:  # the gradient of the worst point nearby in the place of this one
                 self._sharpness.climb()
@@ -385,7 +385,7 @@ class Loop:
         for bound, batch in zip(self._bound, batches, strict=True):
             if bound.term.name == name:
                 split = bound.term.split
-                return {split.things: [split.label(i) for i in batch.indices[:20]]}
+                return {split.item_kind: [split.describe(i) for i in batch.indices[:20]]}
         return {}
 
     def _skips(self) -> bool:

@@ -40,7 +40,7 @@ class Validation:
         """Accuracies by the name of the split, and perplexities if there are texts."""
         out: dict[str, dict[str, float]] = {"accuracy": {}}
         for split in self._splits:
-            batch = min(split.at_once, self._at_once or split.at_once)
+            batch = min(split.default_batch_size, self._at_once or split.default_batch_size)
             if isinstance(split, TextDataset):
                 found = evaluate_lm(self._model, split, batch=batch, workers=self._workers, progress=progress)
                 out.setdefault("perplexity", {})[split.name] = found.perplexity
