@@ -564,12 +564,12 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
         fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch_size=4))
     named = refusal.error.facts["pictures"]
     order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch_size=4))
-    assert named == [world.control.train.images.label(i) for i in order[0][0].indices]
+    assert named == [world.control.train.images.describe(i) for i in order[0][0].indices]
 
 
 def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, monkeypatch):
     view = world.encoder.transforms.eval
-    marked = view(world.control.train.picture(0), torch.Generator())
+    marked = view(world.control.train.image(0), torch.Generator())
     finish = type(view).finish
 
     def broken(self, pixels):
@@ -582,7 +582,7 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
         fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch_size=8))
     named = refusal.error.facts["pictures"]
-    assert world.control.train.images.label(0) in named
+    assert world.control.train.images.describe(0) in named
     assert len(named) == 4
 
 

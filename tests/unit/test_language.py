@@ -279,7 +279,9 @@ def test_text_files_and_lines_of_text_are_the_same_rows(
         for name in ("a.txt", "a.jsonl")
     )
     assert one.manifest == other.manifest and len(one) > 2
-    assert one.label(2) == str(tmp_path / "a.txt") and other.label(2) == f"{tmp_path / 'a.jsonl'} line 1"
+    assert (
+        one.describe(2) == str(tmp_path / "a.txt") and other.describe(2) == f"{tmp_path / 'a.jsonl'} line 1"
+    )
 
 
 def test_lines_may_be_of_both_kinds_and_blank_ones_are_nothing(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def task(tmp_path_factory):
         for name, colour in (("red", (220, 30, 30)), ("blue", (30, 30, 220))):
             (root / part / name).mkdir(parents=True)
             for i in range(24):
-                picture = pictures.picture(first + i).point(lambda v: v // 4)
+                picture = pictures.image(first + i).point(lambda v: v // 4)
                 tinted = ImageChops.add(picture, Image.new("RGB", picture.size, colour))
                 tinted.save(root / part / name / f"{i}.png")
     return load_task(root)
@@ -84,7 +84,7 @@ def test_evaluation_counts_what_the_head_says(encoder, task):
     head = encoder.class_weights(task.classes)
     result = evaluate(encoder, task.test, batch_size=7)
     images = torch.stack(
-        [encoder.transforms.eval(task.test.picture(i), torch.Generator()) for i in range(48)]
+        [encoder.transforms.eval(task.test.image(i), torch.Generator()) for i in range(48)]
     )
     scores = head.logits(encoder(encoder.transforms.eval.finish(images)))
     assert result.correct == int((scores.argmax(-1) == torch.tensor(task.test.labels)).sum())
@@ -94,7 +94,7 @@ def test_evaluation_counts_what_the_head_says(encoder, task):
 
 def test_shuffled_class_names_leave_the_accuracy_as_it_is(encoder, task, tmp_path):
     for number, kind in (("2", "red"), ("1", "blue")):
-        place = Path(task.test.images.label(list(task.test.ids).index(f"test/{kind}/0.png"))).parent
+        place = Path(task.test.images.describe(list(task.test.ids).index(f"test/{kind}/0.png"))).parent
         shutil.copytree(place, tmp_path / "test" / number)
     (tmp_path / "task.toml").write_text('[classes]\n"1" = "blue"\n"2" = "red"\n')
     other = load_task(tmp_path)

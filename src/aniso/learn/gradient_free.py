@@ -170,7 +170,7 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
     for weight, term in objective.data_terms:
         head = head_for(composition, term.split)
         views = term.views(composition)
-        size = min(_AT_ONCE, term.split.at_once)
+        size = min(_AT_ONCE, term.split.default_batch_size)
         for batch in Batches(term.split, *views, size=size, seed=seed):
             own = tuple(composition(view.to(device)).float() for view in batch.views)
             labels = None if batch.labels is None else batch.labels.to(device)

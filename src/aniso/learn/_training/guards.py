@@ -76,5 +76,5 @@ def _items(name: str, terms: Sequence[DataTerm], batches: Sequence[Batch]) -> di
     """The items of a term's batch, by name."""
     for term, batch in zip(terms, batches, strict=True):
         if term.name == name:
-            return {term.split.things: [term.split.label(i) for i in batch.indices[:_SHOWN]]}
+            return {term.split.item_kind: [term.split.describe(i) for i in batch.indices[:_SHOWN]]}
     return {}
