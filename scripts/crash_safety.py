@@ -250,7 +250,7 @@ class Command:
 def commands(world: World) -> Iterator[Command]:
     given, place = world.inputs, world.place
     base = ("--base", "mini")
-    quick = ("--epochs", 2, "--batch", 4, "--least-batches", 1)
+    quick = ("--epochs", 2, "--batch-size", 4, "--min-steps-per-epoch", 1)
     task = ("--task", given / "task")
     few = ("fit", "few-shot", "--model", "mini", "--bank", given / "bank", *task, "--shots", 2, *quick)
     yield Command(

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("--shots", "3", "--epochs", "2", "--batch", "3", "--least-batches", "2")
-SHORT = ("--epochs", "2", "--batch", "4")
+QUICK = ("--epochs", "2", "--batch-size", "3", "--min-steps-per-epoch", "2")
+SHORT = ("--epochs", "2", "--batch-size", "4")
 WORDS = [(noun, word) for noun in ("cat", "dog", "sun", "sea") for word in ("red", "old")]
 
 
@@ -36,7 +36,7 @@ def few_shot_cells() -> Iterator[tuple[str, ...]]:
     yield ("--seed", "1")
     yield ("--keep", "best")
     yield ("--linearised",)
-    yield ("--optimiser", "sgd", "--shape", "constant", "--lr", "0.01")
+    yield ("--optimiser", "sgd", "--lr-schedule", "constant", "--lr", "0.01")
     yield ("--micro-batch", "2")
     for head in ("tip", "lpp", "linear"):
         yield ("--head", head)
@@ -54,19 +54,44 @@ def cells(data: Path) -> Iterator[tuple[str, ...]]:
     """Every cell as the words of a command, without model, bank and output."""
     photos, cars, dtd = str(data / "photos"), str(data / "cars"), str(data / "dtd")
     for more in few_shot_cells():
-        yield ("fit", "few-shot", "--task", photos, *QUICK, *more)
+        yield ("fit", "few-shot", "--task", photos, "--shots", "3", *_if_trained(QUICK, more), *more)
     for more in ((), ("--partition", "random:2"), ("--method", "weights")):
         yield ("fit", "peft", "--task", cars, "--fraction", "0.5", *SHORT, *more)
     for objective in ("fixmatch", "sar", "entropy", "contrastive"):
         yield ("fit", "test-time", "--task", cars, "--objective", objective, *SHORT)
-    yield ("fit", "test-time", "--task", cars, "--train", "layernorm", *SHORT)
+    yield ("fit", "test-time", "--task", cars, "--method", "layernorm", *SHORT)
     yield ("fit", "test-time", "--task", cars, "--online", *SHORT)
     for method in ("coefficients", "search", "weights"):
-        yield ("fit", "addition", "--task", cars, "--task", dtd, "--method", method, *SHORT)
+        yield (
+            "fit",
+            "addition",
+            "--task",
+            cars,
+            "--task",
+            dtd,
+            "--method",
+            method,
+            *_if_trained(SHORT, (method,)),
+        )
     for method in ("coefficients", "search"):
-        yield ("fit", "negation", "--target", cars, "--control", dtd, "--method", method, *SHORT)
+        yield (
+            "fit",
+            "negation",
+            "--target",
+            cars,
+            "--control",
+            dtd,
+            "--method",
+            method,
+            *_if_trained(SHORT, (method,)),
+        )
     for more in ((), ("--lora", "2"), ("--linearised",)):
         yield ("finetune", "--task", cars, *SHORT, *more)
+
+
+def _if_trained(options: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    """The optimiser's options, but for methods that have none."""
+    return () if {"none", "vector", "search", "gradient-free"} & {*more} else options
 
 
 def run(out: Path) -> None:
@@ -99,19 +124,21 @@ def texts(root: Path) -> dict[str, Any]:
     lines = [{"prompt": f"the {noun} is", "completion": f" {word}"} for noun, word in WORDS]
     language.write_lines(root / "one.jsonl", lines[:4])
     language.write_lines(root / "two.jsonl", lines[4:])
-    given = ("fit", "lm", "--model", str(root / "base"), "--length", "32", *SHORT)
+    given = ("fit", "lm", "--model", str(root / "base"), "--length", "32")
     one, two = (("--train", str(root / f"{name}.jsonl")) for name in ("one", "two"))
     found = {}
     for name, train in (("one", one), ("two", two)):
         found[f"lm, LoRA of {name}"] = kept(
-            (*given, *train, "--method", "weights", "--lora", "2"), root / name
+            (*given, *SHORT, *train, "--method", "weights", "--lora", "2"), root / name
         )
     adapters = [f"{name}={root / name / 'adapter'}" for name in ("one", "two")]
     built = ("bank", "build", "--base", str(root / "base"), *adapters, "-o", str(root / "bank"), "--json")
     assert command(built)[0] == 0
     composed = (*given, *one, "--test", str(root / "two.jsonl"), "--bank", str(root / "bank"))
     for more in ((), ("--partition", "whole"), ("--factors",), ("--method", "none")):
-        found[f"lm {' '.join(more)}"] = kept((*composed, *more), root / f"composed {' '.join(more)}")
+        found[f"lm {' '.join(more)}"] = kept(
+            (*composed, *_if_trained(SHORT, more), *more), root / f"composed {' '.join(more)}"
+        )
     return found
 
 

@@ -50,8 +50,10 @@ class Shelf:
 
     def few_shot(self, *more: object) -> tuple[str, ...]:
         """A short run that learns something."""
-        quick = ("--shots", 3, "--epochs", 2, "--batch", 3, "--least-batches", 2, "--no-compare")
-        given = ("fit", "few-shot", *self.base, "--task", self.data / "photos", *quick, *more)
+        trained = not {"none", "vector", "search", "gradient-free"} & {*map(str, more)}
+        quick = ("--epochs", 2, "--batch-size", 3, "--min-steps-per-epoch", 2) if trained else ()
+        given = ("fit", "few-shot", *self.base, "--task", self.data / "photos", "--shots", 3, "--no-compare")
+        given += (*quick, *more)
         return tuple(map(str, given))
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from aniso.learn import CrossEntropy as CrossEntropy
     from aniso.learn import Schedule as Schedule
     from aniso.learn import evaluate as evaluate
+    from aniso.learn import evaluate_lm as evaluate_lm
+    from aniso.learn import features as features
     from aniso.learn import finetune as finetune
     from aniso.learn import fit as fit
     from aniso.learn import heads as heads
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from aniso.learn import objectives as objectives
     from aniso.learn import search as search
     from aniso.learn import selection as selection
-    from aniso.learn.features import features as features
-    from aniso.learn.language import evaluate_lm as evaluate_lm
-    from aniso.learn.language import text_dataset as text_dataset
+    from aniso.learn import text_dataset as text_dataset
     from aniso.models import Encoder as Encoder
     from aniso.models import LanguageModel as LanguageModel
     from aniso.models import list_models as list_models
@@ -86,9 +86,9 @@ _HOMES = {
     "search": "aniso.learn",
     "Schedule": "aniso.learn",
     "CrossEntropy": "aniso.learn",
-    "features": "aniso.learn.features",
-    "text_dataset": "aniso.learn.language",
-    "evaluate_lm": "aniso.learn.language",
+    "features": "aniso.learn",
+    "text_dataset": "aniso.learn",
+    "evaluate_lm": "aniso.learn",
     "set_progress": "aniso.progress",
     "AnisoError": "aniso.errors",
 }

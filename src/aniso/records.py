@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from aniso.errors import InputError, printable
+from aniso.json_value import JsonValue as JsonValue
 
 RECORDS = "records.jsonl"
 FAILED = ".failed.json"
@@ -45,6 +46,14 @@ class _Part(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
+    def content(self) -> dict[str, Any]:
+        """Return what was set, as plain JSON values."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def with_values(self, **values: Any) -> Self:
+        """Return the same with other values."""
+        return self.model_copy(update=values)
+
 
 class Score(_Part):
     """Accuracy on one task; bit i of ``right`` is set if image i was classified correctly."""
@@ -67,22 +76,100 @@ class Score(_Part):
         return self
 
 
+class EpochRow(_Part):
+    """One row of a history: an epoch of ``fit``, a look of a gradient-free run, or a scale of a search.
+
+    Fields that do not apply to a row are None or empty; those that were not set are left out of its JSON.
+    """
+
+    epoch: int | None = None
+    """Number of the epoch, or of the look; 0 is the start, before any step."""
+    loss: float | None = None
+    """Weighted sum of ``terms``, as a mean over the epoch; None at the start."""
+    terms: dict[str, float] = Field(default_factory=dict)
+    """Mean loss of every term of the objective, by the term's name."""
+    accuracy: dict[str, float] = Field(default_factory=dict)
+    """Accuracy on the keep rule's splits, by the split's name."""
+    perplexity: dict[str, float] = Field(default_factory=dict)
+    kept: bool = False
+    """True for the row whose values are kept so far."""
+    trusted: int | None = None
+    """FixMatch: number of trusted images in this epoch."""
+    forgotten: int | None = None
+    """SAR: how often the parameters were reset to their start so far, because predictions collapsed."""
+    scale: float | None = None
+    """Search: the scale of all task vectors."""
+    evaluations: int | None = None
+    """Gradient-free: number of loss evaluations so far."""
+
+
+class OnlineScore(_Part):
+    """Predictions of an online run, made before learning: a score, or counts where there are no labels."""
+
+    accuracy: Share | None = None
+    counts: dict[str, int] = Field(default_factory=dict)
+
+
+class PredictionSummary(_Part):
+    """Predictions without labels, compared with zero-shot ones."""
+
+    agreement: Share
+    """Share of predictions that are the zero-shot ones."""
+    confidence: tuple[float, float]
+    """Mean confidence before and after."""
+    counts: dict[str, int]
+    """Predictions of each class."""
+
+
+class HeadSummary(_Part):
+    """A head that was learned: its size, and the step that was kept."""
+
+    kind: str
+    trainable: int
+    steps: int | None = None
+    kept_step: int | None = None
+    loss: tuple[float, float] | None = None
+    """In the first and the last step."""
+
+
+class SelectionSummary(_Part):
+    """Vectors, or cells of them, that a selection rule chose."""
+
+    strategy: str
+    budget: str
+    vectors: dict[str, int]
+    """Blocks that are kept of every vector."""
+    cells: int
+    bytes: int
+
+
 class Metrics(_Part):
+    """What came out: accuracies, and how the result was reached."""
+
     accuracy: dict[str, Score] = Field(default_factory=dict)
     zero_shot: dict[str, Share] = Field(default_factory=dict)
     reference: dict[str, Share] | None = None
     out_of_domain: dict[str, Score] = Field(default_factory=dict)
-    online: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Of an online run: what was right of the answers given on the way."""
-    answers: dict[str, Any] = Field(default_factory=dict)
-    """Of a run without labels: how often answers are those of zero-shot, how sure they are, their counts."""
+    online: dict[str, OnlineScore] = Field(default_factory=dict)
+    answers: PredictionSummary | None = None
     perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
     """Of texts."""
     base_perplexity: dict[str, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None
-    history: tuple[dict[str, Any], ...] = ()
+    kept_look: int | None = None
+    """Of gradient-free runs: the look that was kept."""
+    evaluations: int | None = None
+    scale: float | None = None
+    """Of searches."""
+    head: HeadSummary | None = None
+    selection: SelectionSummary | None = None
+    history: tuple[EpochRow, ...] = ()
+
+    def merged(self, other: Metrics) -> Metrics:
+        """Return these metrics with everything that was set in others."""
+        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
 
 class Spec(_Part):
@@ -160,7 +247,9 @@ class Inputs(_Part):
     bank: str | None = None
     data: dict[str, str] = Field(default_factory=dict)
     """For every task, of names and labels."""
-    content: dict[str, dict[str, str]] | None = None
+    classes: dict[str, str] = Field(default_factory=dict)
+    vectors: tuple[str, ...] = ()
+    content_hashes: dict[str, dict[str, str]] | None = Field(default=None, alias="content")
     """For every split that was learned from or measured on, of its images or texts; None in older records."""
 
 
@@ -204,10 +293,6 @@ class Record(_Part):
 
     def accuracy(self, task: str) -> float:
         return self.metrics.accuracy[task].accuracy
-
-    def content(self) -> dict[str, Any]:
-        """What was recorded, as plain JSON values; what was not said is left out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def rounded(value: Any) -> Any:

@@ -15,6 +15,7 @@ import aniso
 
 ROOT = Path(aniso.__file__).parent
 LEVELS = {
+    "json_value": -1,
     "errors": 0,
     "registry": 1,
     "classes": 1,

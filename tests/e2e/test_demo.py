@@ -18,7 +18,7 @@ def short(monkeypatch):
     import aniso.demo.tour as module
 
     monkeypatch.setattr(images, "EACH", 14)
-    once = ("--epochs", "1", "--lr", "0.1", "--batch", "24", "--least-batches", "2")
+    once = ("--epochs", "1", "--lr", "0.1", "--batch-size", "24", "--min-steps-per-epoch", "2")
     monkeypatch.setattr(module, "_FEW", ("--view", "train", *once))
     monkeypatch.setattr(module, "_JOINT", once)
     monkeypatch.setattr(module, "_AWAY", once)

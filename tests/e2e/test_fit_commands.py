@@ -22,7 +22,7 @@ def shelf(tmp_path_factory):
     return runs.shelf(tmp_path_factory.mktemp("shelf"))
 
 
-QUICK = ("--epochs", 2, "--batch", 4, "--lr", 0.1, "--warmup", 0)
+QUICK = ("--epochs", 2, "--batch-size", 4, "--lr", 0.1, "--warmup-steps", 0)
 
 
 # few-shot
@@ -109,7 +109,7 @@ def test_methods_without_learning(done, shelf, tmp_path, method):
 def test_the_small_model_that_comes_along_learns_from_any_folder(aniso, tmp_path):
     pictures.folder(tmp_path / "fruit", {"apple": 8, "school bus": 8})
     given = ("--model", "mini", "--bank", "mini", "--task", tmp_path / "fruit", "--shots", 2)
-    quick = ("--epochs", 1, "--batch", 4, "--least-batches", 1, "--no-compare")
+    quick = ("--epochs", 1, "--batch-size", 4, "--min-steps-per-epoch", 1, "--no-compare")
     ran = aniso("fit", "few-shot", *given, *quick)
     assert ran.code == 0, ran.err
     assert "1,680 trained" in ran.out
@@ -275,7 +275,7 @@ def test_two_variants_that_are_the_same_are_an_error(aniso, experiment):
 
 
 def test_a_lora_is_a_baseline_of_few_shots_too(aniso, done, shelf, tmp_path):
-    given = shelf.few_shot("--method", "weights", "--lora", 2, "--epochs", 1, "--batch", 4)
+    given = shelf.few_shot("--method", "weights", "--lora", 2, "--epochs", 1, "--batch-size", 4)
     record = done(*given, "-o", tmp_path / "run")
     assert record["spec"]["lora"] == 2 and record["spec"]["schedule"]["lr"] == 1e-3
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").exists()

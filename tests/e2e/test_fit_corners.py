@@ -27,7 +27,7 @@ def test_H11_a_step_that_does_not_fit_says_how_it_would(aniso, shelf, monkeypatc
         return forward(self, images)
 
     monkeypatch.setattr(Encoder, "forward", large)
-    given = shelf.few_shot("--method", "weights", "--batch", 4)
+    given = shelf.few_shot("--method", "weights", "--batch-size", 4)
     ran = aniso(*given)
     assert ran.code == 5 and "OUT-MEMORY" in ran.err and "--micro-batch 2" in ran.err
     assert aniso(*given, "--micro-batch", 2).code == 0

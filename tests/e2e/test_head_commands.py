@@ -452,7 +452,7 @@ def test_cells_with_a_head_take_the_coefficients_that_are_kept(
     (kept,) = (tmp_path / "records" / "coefficients").iterdir()  # one file for both
     assert kept.name.startswith(found["learned"]["id"][:16])
     given = ("--data", shelf.data, "--task", "./photos", "--shots", 2, "--no-compare", "--head", "tip")
-    quick = ("--epochs", 2, "--batch", 2, "--lr", 0.1)
+    quick = ("--epochs", 2, "--batch-size", 2, "--lr", 0.1)
     anew = done("fit", "few-shot", *shelf.base, *given, *quick)
     again = found["with tip"]
     assert again["id"] == anew["id"] and again["inputs"] == anew["inputs"]

@@ -84,7 +84,7 @@ def test_two_adapters_composed_know_what_neither_knows(home: Path, tmp_path: Pat
     done("bank", "build", "--base", home / "base", *adapters, "-o", tmp_path / "bank")
     run = tmp_path / "run"
     composed = done(
-        *learn(home, "few of both", "--bank", tmp_path / "bank", "--epochs", 20, "--batch", 8, "-o", run)
+        *learn(home, "few of both", "--bank", tmp_path / "bank", "--epochs", 20, "--batch-size", 8, "-o", run)
     )
     ((name, found),) = composed["metrics"]["perplexity"].items()
     assert name == "rest of both.jsonl test"
@@ -105,7 +105,7 @@ def test_two_adapters_composed_know_what_neither_knows(home: Path, tmp_path: Pat
     done("bake", file, *given, "-o", tmp_path / "one")
     assert_close_in_peft(home, tmp_path, Coefficients.load(file))
 
-    apart = ("--factors", "--epochs", 20, "--batch", 8, "-o", tmp_path / "factors")
+    apart = ("--factors", "--epochs", 20, "--batch-size", 8, "-o", tmp_path / "factors")
     ran = done(*learn(home, "few of both", "--bank", tmp_path / "bank", *apart))
     losses = [row["loss"] for row in ran["metrics"]["history"][1:]]
     assert losses[-1] < 0.7 * losses[0]

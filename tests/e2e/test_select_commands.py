@@ -491,7 +491,7 @@ def test_a_choice_counts_in_what_a_run_is(done: Done, shelf: runs.Shelf) -> None
 def test_vectors_can_be_chosen_without_labels(
     done: Done, shelf: runs.Shelf, tmp_path: Path, strategy: str
 ) -> None:
-    given = ("--select", strategy, "--budget", 1, "--epochs", 1, "--batch", 8, "-o", tmp_path / "run")
+    given = ("--select", strategy, "--budget", 1, "--epochs", 1, "--batch-size", 8, "-o", tmp_path / "run")
     made = done("fit", "test-time", *shelf.base, "--task", shelf.data / "cars", *given)
     assert made["metrics"]["selection"]["strategy"] == strategy
     learned = Coefficients.load(tmp_path / "run" / "coefficients.safetensors")

@@ -30,7 +30,7 @@ Aniso = Callable[..., Any]
 Done = Callable[..., Any]
 
 OBJECTIVES = ("fixmatch", "sar", "entropy", "contrastive")
-QUICK = ("--epochs", 2, "--batch", 8, "--lr", 0.1)
+QUICK = ("--epochs", 2, "--batch-size", 8, "--lr", 0.1)
 MANY = ("red", "blue", "grey", "a b c", "school bus", "zebra")
 
 
@@ -106,7 +106,7 @@ def test_layer_norms_are_trained_without_a_bank_and_load_back(
     done: Done, aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
 ) -> None:
     given = ("fit", "test-time", "--model", shelf.model, "--task", shelf.data / "cars", *QUICK)
-    ran = aniso(*given, "--train", "layernorm", "-o", tmp_path / "run")
+    ran = aniso(*given, "--method", "layernorm", "-o", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert "layer norms" in ran.out and "128 trained" in ran.out  # those before and after all layers
     names = {path.name for path in (tmp_path / "run").iterdir()}
@@ -124,7 +124,7 @@ def test_layer_norms_are_trained_without_a_bank_and_load_back(
 def test_online_answers_are_measured_beside_those_afterwards(
     aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
 ) -> None:
-    ran = aniso(*on_task(shelf, "--online", "--batch", 12, "-o", tmp_path / "run"))
+    ran = aniso(*on_task(shelf, "--online", "--batch-size", 12, "-o", tmp_path / "run"))
     assert ran.code == 0, ran.err
     assert "cars, answered before learning from each batch: " in ran.out and "epoch 1 of 1 kept" in ran.out
     metrics = json.loads((tmp_path / "run" / "record.json").read_text())["metrics"]
@@ -212,7 +212,7 @@ def test_layer_norms_learn_from_unsorted_pictures_too(
     aniso: Aniso, shelf: runs.Shelf, unsorted: Path, tmp_path: Path
 ) -> None:
     given = ("fit", "test-time", "--model", shelf.model, "--images", unsorted, *named(*MANY), *QUICK)
-    ran = aniso(*given, "--train", "layernorm", "-o", tmp_path / "run")
+    ran = aniso(*given, "--method", "layernorm", "-o", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert load_model(shelf.model, tmp_path / "run" / "weights.safetensors")
 
@@ -424,14 +424,14 @@ def test_a_weight_decay_that_was_said_holds_for_sar_as_well(done: Done, shelf: r
         (),
         pytest.param(("--online",)),
         ("--online", "--objective", "sar"),
-        ("--train", "layernorm"),
+        ("--method", "layernorm"),
         ("--objective", "entropy", "--epochs", 3),
     ],
 )
 def test_a_plan_says_what_will_be_done_and_does_nothing(
     done: Done, shelf: runs.Shelf, tmp_path: Path, more: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = on_task(shelf, "--batch", 12, *more, "-o", tmp_path / "run")
+    given = on_task(shelf, "--batch-size", 12, *more, "-o", tmp_path / "run")
     facts = done(*given, "--plan")
     assert not (tmp_path / "run").exists()
     assert facts["tests"] == {"cars": 12} and facts["chosen_by"] == {}

@@ -18,7 +18,7 @@ import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition, Plan, Runtime, plan
 from aniso.compose._engine import delta_store
 from aniso.compose.coefficients import FORMAT, Origin
-from aniso.compose.runtime import parse_bytes, show_bytes
+from aniso.sizes import parse_bytes, show_bytes
 from aniso.errors import AnisoError, InputError
 from aniso.vectors import Bank, BlockSource, TaskVector
 from aniso.weights import SafetensorsFile, TensorMap, save_safetensors

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny
-from aniso.vectors import Bank, BlockSource, TaskVector
+from aniso.vectors import Bank, BlockSource, KeyEdits, TaskVector
 from aniso.weights import TensorMap, save_safetensors
 
 
@@ -278,7 +278,7 @@ def test_d7_logit_scale_and_text_tower_stay_the_bases(refused):
     moved = "text_model.encoder.layers.0.mlp.fc1.weight"
     with refused("CKPT-BUFFER", 3, moved, "text tower"):
         TaskVector.between(base, tuned | {moved: base[moved] + 0.1})
-    TaskVector.between(base, tuned | {moved: base[moved] + 0.1}, skip=("text_model.*",))
+    TaskVector.between(base, tuned | {moved: base[moved] + 0.1}, edits=KeyEdits(("text_model.*",)))
 
 
 def test_d8_statistics_stay_the_bases_and_it_is_said():

@@ -23,7 +23,7 @@ from PIL import Image
 from torchvision import datasets
 
 from aniso.data import unlabelled_pictures
-from aniso.data.readers import fetch, parquet, read, recognise, webdataset
+from aniso.data.readers import fetch, parquet, parquet_images, read, recognise, webdataset
 from aniso.errors import AnisoError
 from aniso.weights.files import RawFile
 from watch import FUZZ, contents, no_hang, peak_below
@@ -704,7 +704,7 @@ def test_f14_null_structs_are_empty_cells(tmp_path, refused):
 def test_f14_cells_and_row_groups_that_are_too_large(tmp_path, refused, monkeypatch):
     table(tmp_path / "train.parquet", [PNG], ["a"])
     images = read("parquet", tmp_path, {}).parts["train"].images
-    monkeypatch.setattr(parquet, "_LARGEST_CELL", len(PNG) - 1)
+    monkeypatch.setattr(parquet_images, "_LARGEST_CELL", len(PNG) - 1)
     with refused("DATA-FORMAT", 3, "train.parquet row 0", f"{len(PNG)} bytes"):
         images.content(0)
     monkeypatch.setattr(parquet, "_LARGEST_GROUP", 10)

@@ -6,14 +6,14 @@ import os
 import sys
 
 import pytest
-import typer.main
 
 import runs
-from aniso.cli.app import app
-from aniso.cli.fit_options import HOW, SCHEDULE
-from aniso.experiments.settings import SETTINGS
-from aniso.experiments.settings.setting import ScheduleSpec
+from aniso.cli import main
+from aniso.cli.run_options import OutputOptions, RuntimeOptions
+from aniso.cli.setting_commands import generated_options
+from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.strict_yaml import parse_yaml
+from aniso.registry import METHODS, SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -24,157 +24,119 @@ def shelf(tmp_path_factory):
 # G3: every option counts
 
 
-ROOT = typer.main.get_command(app)
-
-
-def _commands():
-    groups = {name: ROOT.commands[name].commands for name in ("fit", "search")}
-    return {(group, name): command for group, found in groups.items() for name, command in found.items()}
-
-
-COMMANDS = _commands()
-KINDS: dict[str, str] = {}
-NEEDED = {"model": "m", "task": "t", "tasks": "t", "target": "t", "control": "c"}
+SETTINGS_RUN = [name for name in SETTINGS.names if name != "finetune"]
+NEEDED = {
+    "few-shot": ("--task", "t"),
+    "peft": ("--task", "t"),
+    "addition": ("--task", "t"),
+    "negation": ("--target", "t", "--control", "c"),
+    "test-time": ("--task", "t"),
+    "lm": ("--train", "t.jsonl"),
+    "finetune": ("--task", "t"),
+}
 OTHER = {
-    "model": "other",
-    "task": "other",
-    "target": "other",
-    "control": "other",
-    "weights": "openai",
-    "bank": "other",
-    "method": "none",
-    "partition": "random:3@weight",
     "on_bad_image": "7",
-    "keep": ("best", "last"),
-    "view": ("train", "eval"),
-    "leave_out": "cars",
-    "shape": "constant",
-    "precision": "bf16",
-    "tasks": "other",
-    "head": "lpp",
-    "out_of_domain": "other",
+    "partition": "random:3@weight",
     "objective": "sar",
-    "train": "layernorm",
-    "optimiser": "sgd",
     "select": "random",
-    "targets": "mlp",
+    "budget": "37",
+    "head": "lpp",
+    "method": "none",
 }
 WITH = {
-    "targets": ["--lora=2"],
-    "lora": ["--method=weights"],
-    "joint": ["--head=tip"],
-    "select": ["--budget=2"],
-    "budget": ["--select=random"],
+    "targets": ("--method", "weights", "--lora", "2"),
+    "lora": ("--method", "weights"),
+    "joint": ("--head", "tip"),
+    "select": ("--budget", "2"),
+    "budget": ("--select", "random"),
+    "evaluations": ("--method", "gradient-free"),
+    "parallel": ("--method", "gradient-free"),
 }
-ALSO = {
-    "lora": {"schedule.lr", "schedule.epochs", "schedule.least_batches", "schedule.warmup", "method"},
-    "targets": {"lora", "schedule.lr", "schedule.epochs"},
-    "select": {"budget"},
-    "budget": {"select"},
-    "joint": {"head", "schedule.epochs"},
-    "objective": {"schedule.optimiser", "schedule.weight_decay"},
-    "online": {"schedule.epochs"},
-}
+NO_SPEC = {*RuntimeOptions.model_fields, *OutputOptions.model_fields}
 ALONE = ("images", "classes", "prompts")  # in the place of a task
-
-NUMBERS = {
-    "fraction": "0.5",
-    "floor": "0.5",
-    "clip": "0.5",
-    "lr": "0.25",
-    "norm": "0.25",
-    "power": "0.25",
-    "threshold": "0.25",
-    "weight_decay": "0.25",
-}
+FINETUNE = {"targets": ("--lora", "2")}
 
 
-def _named(word):
-    return word
-
-
-def _options(command):
-    return {option.name: option for option in command.params if option.name != "help"}
+def _options(name):
+    return {key: info for key, info in generated_options(name).items() if key not in NO_SPEC}
 
 
 @pytest.fixture
 def printed(capfd):
     """What a command prints as its spec, with only what it needs and some options."""
 
-    def run(group, name, *more):
-        needed = [f"--{'task' if key == 'tasks' else key}={NEEDED[key]}" for key in NEEDED]
-        own = {opt for option in COMMANDS[group, name].params for opt in option.opts}
-        bank = ["--bank=b"] if "--bank" in own else []
-        texts = ["--train=t.jsonl"] if name == "lm" else []
-        given = [word for word in [*needed, *bank, *texts] if word.split("=")[0] in own]
+    def run(name, *more):
         capfd.readouterr()
-        ROOT.main([group, name, *given, *map(str, more), "--print-spec"], standalone_mode=False)
-        return parse_yaml(capfd.readouterr().out, "what was printed").data
+        words = ("finetune",) if name == "finetune" else ("fit", name)
+        bank = () if name == "finetune" else ("--bank", "b")
+        given = [*words, "--model", "m", *bank, *NEEDED[name], *map(str, more), "--print-spec"]
+        code, out = main(given), capfd.readouterr()
+        assert code == 0, out.err
+        return parse_yaml(out.out, "what was printed").data
 
     return run
 
 
 def _flat(spec):
-    schedule = {f"schedule.{key}": value for key, value in spec["schedule"].items()}
+    schedule = {f"schedule.{key}": value for key, value in spec.get("schedule", {}).items()}
     return {**{key: value for key, value in spec.items() if key != "schedule"}, **schedule}
 
 
-def _given(option, now):
+def _given(info, now):
     """The option on the command line, with another value than it has."""
-    if option.is_flag:
-        off = option.secondary_opts
-        return [off[0]] if off and now else [option.opts[-1]]
-    value = OTHER.get(option.name) or NUMBERS.get(option.name) or "37"
-    if isinstance(value, tuple):
-        value = next(v for v in value if v != now)
-    return [option.opts[-1], value]
-
-
-@pytest.mark.parametrize(("group", "name"), COMMANDS, ids=_named)
-def test_G3_every_key_of_the_spec_has_one_option_and_every_option_is_a_key(group, name):
-    setting = SETTINGS[KINDS.get(name, name)]
-    options = _options(COMMANDS[group, name])
-    keys = set(setting.model_fields) - {"setting", "schedule"}
-    schedule = set(ScheduleSpec.model_fields)
-    assert set(SCHEDULE) == schedule
-    said = set(options) - set(HOW)
-    if group == "search":
-        assert said <= keys
-        assert keys - said <= {"method", "partition", "norm"}
-    elif name == "finetune":
-        assert said <= keys | schedule
-        assert keys - said <= {"method", "partition", "bank", "compare"}
-    elif name == "lm":
-        assert said | {"linearised"} == keys | schedule
+    if info.type is bool:
+        on, _, off = info.flags[-1].partition("/")
+        return (off,) if off and now else (on,)
+    if info.name in OTHER:
+        value = OTHER[info.name]
+    elif info.choices:
+        value = next(choice for choice in info.choices if choice != now)
     else:
-        assert said == keys | schedule
-    spelled = [opt for option in options.values() for opt in (*option.opts, *option.secondary_opts)]
+        value = {int: "37", float: "0.25"}.get(info.type, "other")
+    return info.flags[-1], value
+
+
+@pytest.mark.parametrize("name", SETTINGS.names)
+def test_G3_every_key_of_the_spec_has_one_option_and_every_option_is_a_key(name):
+    options = _options(name)
+    keys = {*SETTINGS.get(name).model_fields}
+    for method in SETTINGS.get(name).methods():
+        keys |= {*METHODS.get(method).model_fields}
+    keys = keys - {"schedule"} | {*ScheduleOptions.model_fields}
+    keys -= set() if "head" in keys else {"joint"}
+    assert {*options} == keys - ({"method"} if name == "finetune" else set())
+    spelled = [flag for info in options.values() for flag in info.flags[-1].split("/")]
     assert len(spelled) == len(set(spelled))
 
 
-@pytest.mark.parametrize(("group", "name"), COMMANDS, ids=_named)
-def test_G3_every_option_changes_its_key_and_nothing_else(printed, group, name):
-    before = _flat(printed(group, name))
-    known = {opt for option in COMMANDS[group, name].params for opt in option.opts}
-    for key, option in _options(COMMANDS[group, name]).items():
-        if key in (*HOW, *ALONE):
+@pytest.mark.parametrize("name", SETTINGS.names)
+def test_G3_every_option_changes_its_key(printed, name):
+    for key, info in _options(name).items():
+        if key in ALONE:
             continue
-        place = f"schedule.{key}" if key in SCHEDULE else key
-        needed = [word for word in WITH.get(key, ()) if word.split("=")[0] in known]
-        after = _flat(printed(group, name, *_given(option, before[place]), *needed))
-        changed = {k for k in before if before[k] != after[k]}
-        assert place in changed and changed <= {place} | ALSO.get(key, set()), key
+        needed = FINETUNE.get(key, ()) if name == "finetune" else WITH.get(key, ())
+        before = _flat(printed(name, *(needed if key not in ("joint", "select", "budget") else ())))
+        place = f"schedule.{key}" if key in ScheduleOptions.model_fields else key
+        after = _flat(printed(name, *needed, *_given(info, before.get(place))))
+        assert before.get(place) != after[place], key
+        if key not in ("method", "objective", "joint", "lora", "targets", "online", "target", *WITH):
+            assert {k for k in after if before.get(k) != after[k]} == {place}, key
 
 
-@pytest.mark.parametrize(("group", "name"), COMMANDS, ids=_named)
-def test_G3_how_work_is_carried_out_is_no_part_of_the_spec(printed, group, name, tmp_path):
-    how = {"-o": tmp_path / "out", "--data": tmp_path, "--workers": 1, "--memory": "8GiB"}
-    more = [word for pair in how.items() for word in pair]
-    assert printed(group, name, *more) == printed(group, name)
+def test_G3_options_of_another_method_are_an_error(aniso, shelf):
+    ran = aniso(*shelf.few_shot("--method", "none", "--epochs", 3, "--evaluations", 7))
+    assert ran.code == 2
+    assert "--evaluations" in ran.err and "--epochs" in ran.err and "--method none" in ran.err
+
+
+@pytest.mark.parametrize("name", SETTINGS_RUN)
+def test_G3_how_a_run_is_executed_is_no_part_of_the_spec(printed, name, tmp_path):
+    how = ("-o", tmp_path / "out", "--data", tmp_path, "--workers", 1, "--memory", "8GiB")
+    assert printed(name, *how) == printed(name)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("option", ["--lr", "--clip", "--weight-decay"])
+@pytest.mark.parametrize("option", ["--lr", "--max-grad-norm", "--weight-decay"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
 def test_G3_a_number_that_is_none_is_a_usage_error(aniso, shelf, option, value):
     ran = aniso(*shelf.few_shot(option, value))
@@ -210,7 +172,7 @@ def _tasks(shelf, kind):
 
 @pytest.mark.parametrize("kind", ["few-shot", "addition", "negation", "peft"])
 def test_G4_a_seed_decides_every_byte(aniso, shelf, tmp_path, kind):
-    quick = ("--epochs", 1, "--batch", 4, "--lr", 0.1, "--no-compare")
+    quick = ("--epochs", 1, "--batch-size", 4, "--lr", 0.1, "--no-compare")
 
     def learned(name, seed):
         given = (*shelf.base, *_tasks(shelf, kind), *quick, "--seed", seed, "-o", tmp_path / name)
@@ -250,7 +212,7 @@ variants:
       seed: [0]
   - label: learned
     base:
-      schedule: { batch: 4 }
+      schedule: { batch_size: 4 }
 """
 
 
@@ -283,7 +245,7 @@ def test_G1_the_spec_without_a_mistake_is_read(dry):
         ("label: zero", "lable: zero", 14),
         ("      method:", "      metod:", 16),
         ("      seed:", "      sede:", 18),
-        ("batch:", "bacth:", 21),
+        ("batch_size:", "bacth_size:", 21),
     ],
 )
 def test_G1_a_mistake_is_named_with_its_line_and_what_was_meant(dry, right, wrong, line):

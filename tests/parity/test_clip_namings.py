@@ -173,7 +173,7 @@ def test_an_activation_must_exist_and_not_contradict_the_files(tmp_path, refused
 
 def test_an_output_never_replaces_its_input_or_foreign_files(tmp_path, refused):
     oc = open_clip_directory(tmp_path / "oc")
-    with refused("OUT-EXISTS", 2, "where the input lies"):
+    with refused("OUT-EXISTS", 2, "holds the input"):
         convert(open_weights(oc), oc, to="huggingface", overwrite=True)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("years of work")

@@ -15,7 +15,7 @@ from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Origin
 from aniso.errors import AnisoError
-from aniso.vectors import Bank, BaseInfo, Block, Kind
+from aniso.vectors import Bank, BaseInfo, Block, KeyEdits, Kind
 from aniso.vectors.convert import convert
 from aniso.weights import open_weights, save_safetensors
 
@@ -158,7 +158,7 @@ def test_asking_for_a_coefficient_that_is_not_there_is_answered_in_words(bank, v
 
 def test_a_skipped_block_has_no_coefficients(folder):
     base = folder / "base.safetensors"
-    skipping = Bank.build(base, {"a": folder / "a.safetensors"}, skip=("layers.0.fc.weight",))
+    skipping = Bank.build(base, {"a": folder / "a.safetensors"}, edits=KeyEdits(("layers.0.fc.weight",)))
     assert "layers.0.fc.weight" not in Coefficients.zeros(skipping).blocks
 
 

@@ -14,7 +14,7 @@ import pictures
 from aniso.data import load_task, sampling
 from aniso.data.batches import Batches, together
 from aniso.learn._training.epoch_sampler import EpochSampler
-from aniso.learn.schedule import Schedule
+from aniso.schedule import Schedule
 from aniso.models.transforms import Pixels, Transforms
 
 VIEWS = Transforms(Pixels(8))

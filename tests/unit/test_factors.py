@@ -206,7 +206,7 @@ def test_few_shots_give_one_adapter_that_answers_like_the_composition(tmp_path: 
         random_adapter(CLIPModel.from_pretrained(shelf.model), tmp_path / name, seed=i, **SAME)
     Bank.build(shelf.model, {n: tmp_path / n for n in ("cars", "dtd")}, to=tmp_path / "loras")
     given = ("--model", shelf.model, "--bank", tmp_path / "loras", "--task", shelf.data / "photos")
-    quick = ("--shots", 3, "--epochs", 2, "--batch", 3, "--lr", 0.5, "--factors")
+    quick = ("--shots", 3, "--epochs", 2, "--batch-size", 3, "--lr", 0.5, "--factors")
     planned = aniso("fit", "few-shot", *given, *quick, "--plan", "-o", tmp_path / "run")
     assert planned.code == 0 and "adapter" in planned.out, planned.err
     ran = aniso("fit", "few-shot", *given, *quick, "-o", tmp_path / "run", "--json")

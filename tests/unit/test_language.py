@@ -587,7 +587,7 @@ def test_losses_alone_improve_a_composition(
 
 def lm(home: Path, *more: object, kind: str = "gpt2", bank: bool = True) -> tuple[object, ...]:
     base = ("--model", home / kind, *(("--bank", home / f"{kind}-bank") if bank else ()))
-    quick = ("--epochs", 2, "--batch", 3, "--least-batches", 2, "--length", 60)
+    quick = ("--epochs", 2, "--batch-size", 3, "--min-steps-per-epoch", 2, "--length", 60)
     return ("fit", "lm", *base, "--train", home / "train.jsonl", *quick, *more)
 
 

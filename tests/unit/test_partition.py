@@ -18,11 +18,10 @@ from aniso.compose._engine.block_partition import (
     RandomParts,
     RowParts,
     WholeBlock,
-    column_parts,
-    random_parts,
-    row_parts,
 )
 from aniso.compose.partition import FAMILIES
+from aniso.compose.partition_rule import PartitionRule
+from aniso.registry import PARTITIONS
 from aniso.vectors import Block, Kind
 
 PROPERTY = settings(deadline=None, max_examples=150)
@@ -31,6 +30,10 @@ NAME = "visual.transformer.resblocks.3.mlp.c_fc.weight"
 
 def block(*shape, name="w", kind=Kind.OTHER):
     return Block(name, shape, kind)
+
+
+def random_parts(block, parts, seed):
+    return Partition.random(parts, seed).for_block(block)
 
 
 # partitions
@@ -114,6 +117,32 @@ def test_unknown_families_and_rules_are_refused(refused):
         Partition("halves")
 
 
+def test_a_partition_of_another_package_is_parsed_described_and_used(monkeypatch, refused):
+    class Halves(PartitionRule):
+        """Two halves."""
+
+        takes_parts = True
+
+        def for_block(self, block):
+            return ColumnParts(1, block.numel)
+
+        def describe(self):
+            return f"{self.parts} halves"
+
+    monkeypatch.setattr(PARTITIONS, "_classes", {**PARTITIONS._classes, "halves": Halves})
+    made = Partition.parse("halves:2@weight", seed=3)
+    assert made == Partition("halves", ("weight",), 2)
+    assert str(made) == "2 halves, weight blocks only"
+    assert made.for_block(block(4)) == ColumnParts(1, 4)
+    with refused("PARTITION", 2, "halves:K"):
+        Partition.parse("halves")
+
+
+def test_partitions_have_a_summary_each():
+    assert set(PARTITIONS.names) == {"whole", "blocks", "rows", "columns", "random"}
+    assert all("coefficient" in PARTITIONS.summary(name) for name in PARTITIONS.names)
+
+
 def test_the_order_of_families_says_nothing():
     """Coefficients learned for norms and biases fit a composition of biases and norms."""
     assert Partition.blocks().over("norm", "bias") == Partition.blocks().over("bias", "norm", "bias")
@@ -158,8 +187,8 @@ def test_a_weight_has_rows_and_columns():
     ],
 )
 def test_rows_and_columns_of_every_shape(shape, rows, columns):
-    assert Partition.rows().for_block(block(*shape)) == row_parts(block(*shape)) == rows
-    assert Partition.columns().for_block(block(*shape)) == column_parts(block(*shape)) == columns
+    assert Partition.rows().for_block(block(*shape)) == rows
+    assert Partition.columns().for_block(block(*shape)) == columns
     for text in ("whole", "blocks", "random:1"):
         assert Partition.parse(text).for_block(block(*shape)) == WholeBlock(block(*shape).numel)
 
@@ -279,8 +308,8 @@ def test_the_index_of_rows_and_columns_is_that_of_the_matrix(rows, columns, more
     shape = (rows, columns, more)
     row = torch.arange(rows).view(-1, 1, 1).expand(shape).reshape(-1)
     column = torch.arange(columns * more).view(1, columns, more).expand(shape).reshape(-1)
-    assert torch.equal(row_parts(block(*shape)).part_of(), row)
-    assert torch.equal(column_parts(block(*shape)).part_of(), column)
+    assert torch.equal(Partition.rows().for_block(block(*shape)).part_of(), row)
+    assert torch.equal(Partition.columns().for_block(block(*shape)).part_of(), column)
 
 
 # divisions at random

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from aniso.errors import AnisoError
 from aniso.weights import PeftAdapter, open_weights
 from aniso.weights.files import RawFile
-from aniso.weights.peft_lora import REFUSED, USED, WITHOUT_EFFECT, LoraSettings, read_settings
+from aniso.weights.peft_config import REFUSED, USED, WITHOUT_EFFECT, LoraSettings, read_settings
 
 MODULE = "vision_model.encoder.layers.0.self_attn.q_proj"
 

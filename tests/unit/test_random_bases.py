@@ -18,8 +18,7 @@ import naive
 import tiny
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.vectors import Bank, random_bases
-from aniso.vectors import bank as bank_module
-from aniso.vectors._files import bank_features
+from aniso.vectors._files import bank_directory, bank_features
 from aniso.weights import TensorMap
 from aniso.weights.atomic import disk
 
@@ -374,7 +373,7 @@ def test_whoever_is_stopped_before_the_manifest_is_written_leaves_the_old_featur
 ) -> None:
     old, new = rows("cars", "dtd"), rows("cars", seed=1)
     bank = bank.with_features(old)
-    for where, name in ((bank_features, "save_safetensors"), (bank_module, "write_text")):
+    for where, name in ((bank_features, "save_safetensors"), (bank_directory, "write_text")):
         with monkeypatch.context() as patched:
             patched.setattr(where, name, stop)
             with pytest.raises(Stopped):

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import pickle
 import struct
+import subprocess
 import sys
 import tarfile
 import time
@@ -22,11 +23,14 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from aniso.data import readers
-from aniso.data.readers import READERS, fetch, read, recognise
+from aniso.data.part import Reading
+from aniso.data.reader import Reader
+from aniso.data.readers import fetch, parquet_images, read, recognise
 from aniso.data.readers import parquet as parquet_reader
 from aniso.data.readers.naming import natural, part_of_file
 from aniso.data.readers.tar_index import members
+from aniso.errors import InputError
+from aniso.registry import READERS
 from aniso.weights.files import RawFile
 from watch import contents
 
@@ -449,7 +453,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS, indirect=True)
 
 
 def test_every_reader_is_tested():
-    assert {kind for kind, _ in LAYOUTS.values()} == READERS.keys()
+    assert {kind for kind, _ in LAYOUTS.values()} == set(READERS.names)
 
 
 # what holds for every reader
@@ -481,7 +485,7 @@ def test_ids_are_unique_and_do_not_depend_on_the_place(layout, tmp_path):
         ids = [id_ for id_, _ in part]
         assert len(set(ids)) == len(ids)
         assert not any(id_.startswith("/") or "my data" in id_ or "\\" in id_ for id_ in ids)
-    if hasattr(sys.modules.get("scipy", readers), "__file__"):  # the stand-in knows files by their path
+    if hasattr(sys.modules.get("scipy", np), "__file__"):  # the stand-in knows files by their path
         root.rename(tmp_path / "moved")
         assert shown(read(kind, tmp_path / "moved", settings)) == there
 
@@ -682,8 +686,8 @@ def test_parts_of_file_names(name, part):
 def test_large_tables_keep_the_last_row_groups_alone(tmp_path, monkeypatch):
     table(tmp_path / "train.parquet", range(12), ["x"] * 12, group=1)
     loaded = []
-    cells = parquet_reader._cells
-    monkeypatch.setattr(parquet_reader, "_cells", lambda groups, n: loaded.append(n) or cells(groups, n))
+    cells = parquet_images.read_cells
+    monkeypatch.setattr(parquet_images, "read_cells", lambda groups, n: loaded.append(n) or cells(groups, n))
     images = read("parquet", tmp_path, {}).parts["train"].images
     for _ in range(2):
         assert [images.content(i) for i in range(12)] == [encoded(i) for i in range(12)]
@@ -1006,6 +1010,29 @@ def test_only_what_can_be_recognised_is(tmp_path):
     assert recognise(tmp_path) == "folder"
 
 
-def test_readers_are_imported_late():
-    assert all(isinstance(module, str) for module in READERS.values())
-    assert {path.stem for path in Path(readers.__file__).parent.glob("*.py")} >= set(READERS.values())
+def test_readers_are_known_by_name_and_summary_without_being_imported():
+    code = (
+        "import sys, aniso.registry as r; [r.READERS.summary(name) for name in r.READERS.names]; "
+        "print([name for name in sys.modules if name.startswith('aniso.data')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+    assert all(READERS.summary(name).startswith("Reads ") for name in READERS.names)
+
+
+def test_a_reader_of_another_package_recognises_and_reads(tmp_path, monkeypatch):
+    class Blobs(Reader):
+        """Reads blobs."""
+
+        def recognises(self, path):
+            return path.suffix == ".blob"
+
+        def read(self, root, settings):
+            return Reading({})
+
+    monkeypatch.setattr(READERS, "_classes", {**READERS._classes, "blobs": Blobs})
+    text(tmp_path / "x.blob", "")
+    assert recognise(tmp_path / "x.blob") == "blobs"
+    assert read("blobs", tmp_path, {}) == Reading({})
+    with pytest.raises(InputError, match="no address to download datasets of kind 'blobs'"):
+        fetch("blobs", tmp_path, {})

@@ -16,16 +16,18 @@ from aniso.cli import (
     doctor,
     evaluate,
     explain,
-    fit,
     inspect,
+    ls,
     report,
     run,
     select,
     task,
     vector,
 )
+from aniso.cli.setting_commands import FitGroup, RootGroup, SearchGroup
 
 app = typer.Typer(
+    cls=RootGroup,
     name="aniso",
     help="Compose fine-tuned models: one learned coefficient per task vector and parameter block.",
     no_args_is_help=True,
@@ -46,10 +48,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Results go to standard output, talk and progress to standard error; --json is for programs."""
+    """Results go to standard output, messages and progress to standard error; --json is for programs."""
 
 
 app.command("demo")(demo.demo)
+app.command("ls")(ls.ls)
 app.command("inspect")(inspect.inspect)
 app.add_typer(vector.app, name="vector")
 app.add_typer(bank.app, name="bank")
@@ -57,10 +60,17 @@ app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
-app.command("finetune")(fit.finetune)
-app.add_typer(fit.app, name="fit")
+app.add_typer(
+    typer.Typer(cls=FitGroup, help="Learn coefficients, or fine-tune, in one of the settings."),
+    name="fit",
+    no_args_is_help=True,
+)
 app.command("select")(select.select)
-app.add_typer(fit.search_app, name="search")
+app.add_typer(
+    typer.Typer(cls=SearchGroup, help="Search one scale for all task vectors, without learning."),
+    name="search",
+    no_args_is_help=True,
+)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("convert")(convert.convert)

@@ -35,7 +35,7 @@ def build(
 ) -> None:
     """Build a bank from a base and models fine-tuned from it."""
     _require_inputs(base, tuned, storage, rename)
-    from aniso.vectors import Bank
+    from aniso.vectors import Bank, KeyEdits
 
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("building", total) as advance:
@@ -45,8 +45,7 @@ def build(
             to=out,
             storage=storage,
             overwrite=overwrite,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )
@@ -69,6 +68,8 @@ def add(
     """Add vectors to a bank."""
     checks.existing_bank(directory)
     _require_inputs(base, tuned, storage, rename)
+    from aniso.vectors import KeyEdits
+
     bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("adding", 2 * total) as advance:
@@ -76,8 +77,7 @@ def add(
             blocks,
             sources,
             storage=storage,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )

@@ -12,7 +12,7 @@ from aniso.errors import UsageError
 
 if TYPE_CHECKING:
     from aniso.data import Task
-    from aniso.experiments.evaluation import Subject, TaskEvaluation, TextEvaluation
+    from aniso.experiments.model_evaluation import Subject, TaskEvaluation, TextEvaluation
     from aniso.models import Encoder, Wrapped
 
 
@@ -103,7 +103,7 @@ def _evaluate_tasks(
     record: Path | None,
     overwrite: bool,
 ) -> list[TaskEvaluation]:
-    from aniso.experiments.evaluation import evaluate_task, record_name, require_free
+    from aniso.experiments.model_evaluation import evaluate_task, record_name, require_free
 
     for task in tasks:
         task.split(split)  # a missing split, or an existing record, is an error now, not after an hour
@@ -140,7 +140,7 @@ def _require_choice(
 def _subject(
     model: Wrapped, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
 ) -> Subject:
-    from aniso.experiments.evaluation import Subject
+    from aniso.experiments.model_evaluation import Subject
 
     if bank is None:
         return Subject.base(model)
@@ -161,7 +161,7 @@ def _evaluate_texts(
     json: bool,
 ) -> None:
     from aniso.data import read_examples
-    from aniso.experiments.evaluation import Subject, evaluate_texts
+    from aniso.experiments.model_evaluation import Subject, evaluate_texts
     from aniso.learn import text_dataset
     from aniso.models import load_language_model
 

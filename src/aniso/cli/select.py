@@ -1,83 +1,93 @@
-"""``aniso select``: the vectors, or cells of them, that a task needs most."""
+"""``aniso select``: choose the vectors, or cells of them, that help a task most."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aniso.cli import options, show
 from aniso.errors import UsageError
+from aniso.registry import SELECTION_RULES
 
 if TYPE_CHECKING:
     from aniso.data import Labelled
-    from aniso.learn.selection import Choice, Strategy
+    from aniso.learn import Objective
+    from aniso.learn.selection import Choice, GradientCache
     from aniso.models import Encoder
     from aniso.vectors import Bank
-
-_STRATEGIES = "random, features, gradient, blockwise-gradient or pursuit"
 
 
 def select(
     model: Annotated[str, typer.Option(help="The base: mini, an open_clip name, a hub id or a directory.")],
     budget: Annotated[str, typer.Option(help="Vectors, or cells of each block, to keep; or bytes: 200MB.")],
-    bank: Annotated[str | None, typer.Option(help="The bank to choose from: a directory, or mini.")] = None,
+    bank: Annotated[str | None, typer.Option(help="The bank to select from: a directory, or mini.")] = None,
     shelf: Annotated[
         Path | None,
-        typer.Option("--from", help="Or a directory of adapters and models that are no bank yet."),
+        typer.Option("--from", help="Or a directory of adapters and models that are not in a bank yet."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="The task to choose for; random needs none.")] = None,
-    strategy: Annotated[str, typer.Option(help=f"{_STRATEGIES}.")] = "blockwise-gradient",
+    task: Annotated[str | None, typer.Option(help="The task to select for; random needs none.")] = None,
+    strategy: Annotated[
+        str, typer.Option(help=f"Selection rule: {', '.join(SELECTION_RULES.names)}.")
+    ] = "blockwise-gradient",
     shots: Annotated[
-        int | None, typer.Option(help="Pictures of each class to choose by; all.", min=1)
+        int | None, typer.Option(help="Images of each class to select by; default: all.", min=1)
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the smaller bank there.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the smaller bank here.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Of that bank; as it is in the one chosen from.")
+        str | None, typer.Option(help="Storage of that bank; default: that of the bank selected from.")
     ] = None,
     gradients: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep gradients in this file: what is interrupted goes on, another budget is free."
-        ),
+        typer.Option(help="Cache gradients in this file: interrupted runs continue, another budget is free."),
     ] = None,
     skip_unfit: Annotated[
         bool, typer.Option("--skip-unfit", help="Leave out what does not fit the base, and list it.")
     ] = False,
     leave_out: Annotated[
-        list[str] | None, typer.Option(help="A vector to leave out; the task's own is, always.")
+        list[str] | None, typer.Option(help="A vector to leave out; the task's own always is.")
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Weights of the model, if its name does not say.")
+        str | None, typer.Option(help="Weights of the model, if its name does not include them.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws shots, views and vectors at random.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random shots, views and vectors.", min=0)] = 0,
     data: options.DataRoot = None,
     workers: options.Workers = 0,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Choose the vectors that a task needs most, from a bank or from a directory of adapters."""
-    from aniso.learn.selection import Budget
+    """Select the vectors that help a task most, from a bank or from a directory of adapters."""
+    from aniso.learn import CrossEntropy
+    from aniso.learn.selection import Budget, SelectionInputs, new_selection_rule
     from aniso.models import load_model
     from aniso.vectors.bank import require_writable
 
     Budget.of(budget)
+    SELECTION_RULES.require(strategy, option="--strategy")
     if (bank is None) == (shelf is None):
-        raise UsageError("USAGE", "say what to choose from", fix="--bank BANK, or --from DIRECTORY")
-    if shelf is not None and strategy == "pursuit":
         raise UsageError(
-            "USAGE", "pursuit compares all vectors with each other", fix="aniso bank build first, then --bank"
+            "USAGE", "name one bank or directory to select from", fix="--bank BANK, or --from DIRECTORY"
+        )
+    if shelf is not None and SELECTION_RULES.get(strategy).compares_vectors:
+        raise UsageError(
+            "USAGE",
+            f"selection rule '{strategy}' compares all vectors with each other, and needs a bank",
+            fix="aniso bank build first, then --bank",
         )
     if out is not None:
         require_writable(out, storage=storage or "fp32", overwrite=overwrite)
     encoder = load_model(model, weights)
-    pictures, own = _pictures(task, data, shots, seed)
+    images, own = _images(task, data, shots, seed)
     opened = _opened(encoder, bank, shelf, skip_unfit)
     opened = _without(opened, own, leave_out or [])
+    objective = None if images is None else CrossEntropy(images) * 1.0
     with show.telling() as progress:
-        chooser = _strategy(strategy, encoder, pictures, budget, seed, workers, gradients, progress)
-        chosen = chooser.choose(opened)
+        cache = None
+        if gradients is not None and objective is not None and SELECTION_RULES.get(strategy).needs_gradient:
+            cache = _gradient_cache(gradients, encoder, objective, seed)
+        inputs = SelectionInputs(encoder, objective, budget, seed, workers, progress, cache)
+        chosen = new_selection_rule(strategy, inputs).choose(opened)
     if out is not None:
         total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
         with show.progress("writing", total) as advance:
@@ -85,19 +95,17 @@ def select(
     _print(chosen, len(opened), out, json)
 
 
-def _pictures(
-    task: str | None, data: Path | None, shots: int | None, seed: int
-) -> tuple[Labelled | None, str]:
-    """What to choose by, and the name of a vector that would give the answer away."""
+def _images(task: str | None, data: Path | None, shots: int | None, seed: int) -> tuple[Labelled | None, str]:
+    """The images to select by, and the name of the task's own vector, which is left out."""
     if task is None:
         return None, ""
     from aniso.data import load_task
-    from aniso.experiments.settings.setting import require_split
+    from aniso.experiments.problem import require_split
 
     with show.telling() as progress:
         found = load_task(task, data, progress=progress)
     show.notes(found.notes)
-    train = require_split(found, "train", "vectors are chosen by")
+    train = require_split(found, "train", "vectors are selected by")
     return (train if shots is None else train.shots(shots, seed)), found.name
 
 
@@ -116,52 +124,23 @@ def _opened(encoder: Encoder, bank: str | None, shelf: Path | None, skip_unfit: 
 
 
 def _without(bank: Bank, own: str, leave_out: list[str]) -> Bank:
-    from aniso.experiments.settings.setting import others
+    from aniso.experiments.problem import other_vectors
 
-    names = others(bank.names, own, leave_out)
+    names = other_vectors(bank.names, own, leave_out)
     if not names:
-        raise UsageError("BANK-NAME", "no vector is left to choose from", fix="leave fewer out")
+        raise UsageError("BANK-NAME", "no vector is left to select from", fix="leave fewer out")
     return bank.only(*names)
 
 
-def _strategy(
-    kind: str,
-    encoder: Encoder,
-    pictures: Labelled | None,
-    budget: str,
-    seed: int,
-    workers: int,
-    gradients: Path | None,
-    progress: Any,
-) -> Strategy:
+def _gradient_cache(path: Path, encoder: Encoder, objective: Objective, seed: int) -> GradientCache:
+    """The cache in a file, for everything that gradients depend on."""
     from aniso.data import content_hash
-    from aniso.learn import CrossEntropy, selection
+    from aniso.learn.selection import GradientCache
 
-    if kind == "random":
-        return selection.Random(budget, seed=seed, progress=progress)
-    by_gradient: dict[str, Any] = {
-        "gradient": selection.WholeGradient,
-        "blockwise-gradient": selection.BlockwiseGradient,
-        "pursuit": selection.Pursuit,
-    }
-    if kind not in (*by_gradient, "features"):
-        raise UsageError(
-            "USAGE", f"there is no strategy '{kind}'", expected=_STRATEGIES, fix="--strategy gradient"
-        )
-    if pictures is None:
-        raise UsageError("USAGE", f"strategy '{kind}' chooses for a task", fix="--task TASK")
-    if kind == "features":
-        return selection.FeatureSimilarity(encoder, pictures, budget, workers=workers, progress=progress)
-    objective = CrossEntropy(pictures) * 1.0
-    remembered = None
-    if gradients is not None:
-        what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
-        what |= {"objective": objective.identity(), "pictures": content_hash(pictures)}
-        remembered = selection.GradientCache(gradients, what)
-    made: Strategy = by_gradient[kind](
-        encoder, objective, budget, seed=seed, workers=workers, remembered=remembered, progress=progress
-    )
-    return made
+    what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
+    split = objective.data_terms[0][1].split
+    what |= {"objective": objective.identity(), "pictures": content_hash(split)}
+    return GradientCache(path, what)
 
 
 def _print(chosen: Choice, among: int, out: Path | None, json: bool) -> None:

@@ -34,7 +34,7 @@ def make(
     options.renames(rename)
     for ref in (tuned, base):
         checks.existing_weights(ref)
-    from aniso.vectors import BlockSource, TaskVector
+    from aniso.vectors import BlockSource, KeyEdits, TaskVector
     from aniso.weights import open_weights
 
     source = open_weights(tuned)
@@ -44,8 +44,7 @@ def make(
         vector = TaskVector.between(
             blocks,
             source,
-            skip=tuple(skip_key or ()),
-            rename=options.renames(rename),
+            edits=KeyEdits(tuple(skip_key or ()), options.renames(rename)),
             allow_distant=allow_distant,
             progress=advance,
         )

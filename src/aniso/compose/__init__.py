@@ -8,7 +8,7 @@ from aniso.compose.linearised import Linearised, Tangent
 from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
-from aniso.compose.runtime import Runtime, parse_bytes, show_bytes
+from aniso.compose.runtime import Runtime
 
 __all__ = [
     "Composition",

@@ -23,7 +23,7 @@ from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
 from aniso.vectors import Bank, Block, BlockSource, Dense
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import TOKENIZER, convert
+from aniso.vectors.convert import TOKENIZER, Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
@@ -134,11 +134,10 @@ class Baked(WeightSource):
             activation=known,
             overwrite=overwrite,
             progress=progress,
-            metadata=record,
-            beside=self._beside(to, command, also or {}) if to != "safetensors" else {},
+            extras=Extras(record, self._extra_files(to, command, also or {}) if to != "safetensors" else {}),
         )
 
-    def _beside(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
+    def _extra_files(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
         more = [f"`{name}` {sentence}" for name, (_, sentence) in also.items()]
         card = model_card(self._coefficients, self._bank, command=command, more=more)
         out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}

@@ -8,15 +8,15 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Annotated, Any, cast, final
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.qkv_remap import remap_coefficients
-from aniso.compose.partition import Partition, Rule
+from aniso.compose.partition import Partition, require_rule
 from aniso.errors import AnisoError, InputError, printable
 from aniso.vectors import Bank, BaseInfo, Block, Kind
 from aniso.weights import SafetensorsFile, save_safetensors
@@ -205,7 +205,7 @@ class _BaseRecord(_Strict):
 
 
 class _PartitionRecord(_Strict):
-    rule: Rule = "blocks"
+    rule: Annotated[str, AfterValidator(require_rule)] = "blocks"
     families: tuple[str, ...] = ()
     parts: int = 1
     seed: int = 0

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, final
+from typing import final
 
-from aniso.compose._engine.block_partition import (
-    BlockPartition,
-    WholeBlock,
-    column_parts,
-    random_parts,
-    row_parts,
-)
+from aniso.compose._engine.block_partition import BlockPartition
+from aniso.compose.partition_rule import PartitionRule
 from aniso.errors import UsageError, printable
+from aniso.registry import PARTITIONS
 from aniso.vectors import Block, Kind
-
-Rule = Literal["whole", "blocks", "rows", "columns", "random"]
 
 # A family of blocks: its name in --partition, and the kinds that it covers.
 _MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.OTHER})
@@ -32,17 +26,21 @@ FAMILIES: dict[str, frozenset[Kind]] = {
 }
 
 
-_WRITTEN = re.compile(
-    r"(?:(?P<rule>whole|blocks|rows|columns)|random:(?P<parts>[0-9]{1,9}))(?:@(?P<families>.*))?"
-)
+_WRITTEN = re.compile(r"(?P<rule>[^:@]*)(?::(?P<parts>[0-9]{1,9}))?(?:@(?P<families>.*))?")
 
 
 @final
 @dataclass(frozen=True)
 class Partition:
-    """A rule that divides every block into parts with one coefficient per vector each."""
+    """A rule that divides every block into parts with one coefficient per vector each.
 
-    rule: Rule = "blocks"
+    The rules are the files of ``compose/partitions``. Partitions can be written as text::
+
+        Partition.parse("random:4@weight") == Partition.random(4, seed=0).over("weight")
+    """
+
+    rule: str = "blocks"
+    """A name in ``aniso.registry.PARTITIONS``: whole, blocks, rows, columns or random."""
     families: tuple[str, ...] = ()
     """Only blocks of these families have coefficients; all of them when empty."""
     parts: int = 1
@@ -54,10 +52,8 @@ class Partition:
                 raise _usage(f"there is no family of blocks '{printable(family)}'", ", ".join(FAMILIES))
         # in any order they are the same partition
         object.__setattr__(self, "families", tuple(f for f in FAMILIES if f in self.families))
-        if self.rule not in ("whole", "blocks", "rows", "columns", "random"):
-            raise _usage(
-                f"there is no partition '{printable(self.rule)}'", "whole, blocks, rows, columns or random:K"
-            )
+        if self.rule not in PARTITIONS:
+            raise _usage(f"there is no partition '{printable(self.rule)}'", _choices())
         if self.parts < 1:
             raise _usage(f"a block cannot be divided into {self.parts} parts", "1 or more")
 
@@ -95,16 +91,17 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> Partition:
-        """Read ``whole``, ``blocks``, ``rows``, ``columns`` or ``random:K``, maybe with ``@weight,norm``."""
-        found = _WRITTEN.fullmatch(text)
-        if found is None:
-            raise _usage(
-                f"'{printable(text)}' is no partition",
-                "whole, blocks, rows, columns or random:K, with @weight",
-            )
-        rule, parts, families = found["rule"] or "random", found["parts"], found["families"]
-        made = cls(rule, parts=int(parts or 1), seed=seed if parts else 0)  # type: ignore[arg-type]
-        return made.over(*families.split(",")) if families is not None else made
+        """Read a partition such as ``blocks``, ``rows`` or ``random:4``, maybe followed by ``@weight,norm``.
+
+        ``seed`` is used by rules that draw at random, and ignored by others.
+        """
+        match = _WRITTEN.fullmatch(text)
+        rule = _rule(match["rule"]) if match and match["rule"] in PARTITIONS else None
+        if match is None or rule is None or rule.takes_parts != (match["parts"] is not None):
+            raise _usage(f"'{printable(text)}' is no partition", f"{_choices()}, with @weight")
+        parts = int(match["parts"] or 1)
+        partition = cls(match["rule"], parts=parts, seed=seed if rule.takes_seed else 0)
+        return partition.over(*match["families"].split(",")) if match["families"] is not None else partition
 
     def over(self, *families: str) -> Partition:
         """Return the same rule for the blocks of some families only."""
@@ -113,7 +110,7 @@ class Partition:
     @property
     def is_shared(self) -> bool:
         """True if all blocks of a vector share one coefficient."""
-        return self.rule == "whole"
+        return _rule(self.rule).is_shared
 
     def covers(self, block: Block) -> bool:
         """Return True if the block has coefficients."""
@@ -121,26 +118,31 @@ class Partition:
 
     def for_block(self, block: Block) -> BlockPartition:
         """Return the partition of one block."""
-        if self.rule == "rows":
-            return row_parts(block)
-        if self.rule == "columns":
-            return column_parts(block)
-        if self.rule == "random":
-            return random_parts(block, self.parts, self.seed)
-        return WholeBlock(block.numel)
+        return _rule(self.rule)(self.parts, self.seed).for_block(block)
 
     def __str__(self) -> str:
-        rule = {
-            "whole": "one coefficient per vector",
-            "blocks": "one coefficient per vector and block",
-            "rows": "one coefficient per vector and row",
-            "columns": "one coefficient per vector and column",
-            "random": f"{self.parts} coefficients per vector and block, at random with seed {self.seed}",
-        }[self.rule]
+        rule = _rule(self.rule)(self.parts, self.seed).describe()
         return f"{rule}, {' and '.join(self.families)} blocks only" if self.families else rule
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def require_rule(name: str) -> str:
+    """Return the name of a rule; raises ValueError if no rule has it."""
+    if name not in PARTITIONS:
+        raise ValueError(f"there is no partition '{printable(name)}'; known: {_choices()}")
+    return name
+
+
+def _rule(name: str) -> type[PartitionRule]:
+    rule: type[PartitionRule] = PARTITIONS.get(name)
+    return rule
+
+
+def _choices() -> str:
+    *names, last = [f"{name}:K" if _rule(name).takes_parts else name for name in PARTITIONS.names]
+    return f"{', '.join(names)} or {last}"
 
 
 def _is_of(block: Block, family: str) -> bool:

@@ -10,8 +10,9 @@ import torch
 
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._kernels import dispatch
-from aniso.compose.runtime import Runtime, show_bytes
+from aniso.compose.runtime import Runtime
 from aniso.errors import ResourceError
+from aniso.sizes import show_bytes
 from aniso.vectors import Bank
 
 CHUNK = 32 << 20  # bytes read at a time when streaming; one more is read ahead

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import final
 
 import torch
 
-from aniso.errors import UsageError, printable
+from aniso.sizes import parse_bytes
 
-_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 _CONTAINER = (
     ("memory.max", "memory.current"),
@@ -60,28 +57,6 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def parse_bytes(text: str | int) -> int:
-    """Return the number of bytes in ``8GiB``, ``500 MB`` or a plain number."""
-    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?\s*", str(text).lower())
-    if match is None or match[2] not in _UNITS:
-        raise UsageError(
-            "USAGE",
-            f"'{printable(text)}' is not an amount of memory",
-            expected="a number of bytes, such as 8GiB or 500MB",
-            fix="write it with a unit: --memory 8GiB",
-        )
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def show_bytes(count: float) -> str:
-    """Return a number of bytes as text, such as ``7.4 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def free_memory(device: torch.device) -> int:

@@ -7,7 +7,6 @@ import io
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from PIL import Image
 
@@ -15,6 +14,7 @@ from aniso.data.decode import FORMATS
 from aniso.data.splits import Labelled
 from aniso.data.task import Task
 from aniso.errors import AnisoError
+from aniso.json_value import JsonObject
 from aniso.progress import ProgressCallback
 
 
@@ -48,7 +48,7 @@ class Audit:
             if count
         ]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {
             "kinds": {role: dict(kinds) for role, kinds in self.kinds.items()},
             "unreadable": self.unreadable,

@@ -55,7 +55,7 @@ class Card(BaseModel):
     notes: str = ""
     epochs: int | None = None
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
-    reader: dict[str, Any] = Field(default_factory=dict)
+    reader: dict[str, object] = Field(default_factory=dict)
     splits: SplitRules | None = None
     classes: dict[str, str] = Field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Card(BaseModel):
         return str(self.reader.get("kind", ""))
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Mapping[str, object]:
         return {name: value for name, value in self.reader.items() if name not in ("kind", "fetch")}
 
 

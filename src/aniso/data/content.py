@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from aniso.data.splits import Labelled, Split
 from aniso.errors import printable
+from aniso.json_value import JsonObject
 from aniso.progress import ProgressCallback
 from aniso.weights.atomic import make_directory, write_text
 from aniso.weights.caches import HashCache, cache_directory
@@ -79,7 +80,7 @@ class ImageLists:
         more = [f"{len(every) - _NAMED} more of {printable(split.name)}"] if len(every) > _NAMED else []
         return [*every[:_NAMED], *more]
 
-    def _read(self, content: str) -> dict[str, Any] | None:
+    def _read(self, content: str) -> JsonObject | None:
         try:
             found = json.loads(self._path(content).read_text())["images"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -19,6 +19,7 @@ from aniso.weights.jsontext import JsonError, parse_object
 
 JSON_LINES = (".jsonl", ".ndjson")
 _NOT_TEXT = (".json", ".csv", ".tsv", ".parquet", ".yaml", ".yml")
+_KEYS = {"text", "prompt", "completion"}
 NOTHING = -1
 """In the place of a token: beyond a row's end, or where no token is to be guessed."""
 
@@ -60,22 +61,22 @@ def read_examples(path: str | Path) -> tuple[Example, ...]:
 
 def _example(line: str, where: str) -> Example:
     try:
-        said = parse_object(line.encode())
+        fields = parse_object(line.encode())
     except JsonError as e:
         raise InputError(
             "DATA-TEXT", f"{where} is no JSON object", reason=printable(e), fix="correct the line"
         ) from None
-    keys = {"text"} if "text" in said else {"prompt", "completion"}
-    used = set(said) & {"text", "prompt", "completion"}
-    if keys != used or not all(isinstance(said[key], str) for key in keys):
+    keys = {"text"} if "text" in fields else {"prompt", "completion"}
+    texts = {key: value for key, value in fields.items() if key in _KEYS and isinstance(value, str)}
+    if keys != set(texts) or keys != set(fields) & _KEYS:
         raise InputError(
             "DATA-TEXT",
             f"{where} is no example",
             expected='{"prompt": "…", "completion": "…"}, or {"text": "…"}',
-            found=printable(", ".join(f"{key}: {type(value).__name__}" for key, value in said.items())),
+            found=printable(", ".join(f"{key}: {type(value).__name__}" for key, value in fields.items())),
             fix="rename the keys; texts are strings",
         )
-    if any("\ud800" <= letter <= "\udfff" for key in keys for letter in said[key]):
+    if any("\ud800" <= letter <= "\udfff" for key in keys for letter in texts[key]):
         raise InputError(
             "DATA-TEXT",
             f"{where} is no text",
@@ -83,10 +84,10 @@ def _example(line: str, where: str) -> Example:
             expected="UTF-8",
             fix="correct the line",
         )
-    found = said["completion"] if "completion" in said else said["text"]
-    if not found.strip():
-        raise InputError("DATA-TEXT", f"{where} has nothing to say", fix="remove the line")
-    return Example(said["prompt"] if "completion" in said else None, found, where)
+    completion = texts["completion"] if "completion" in texts else texts["text"]
+    if not completion.strip():
+        raise InputError("DATA-TEXT", f"{where} has an empty text", fix="remove the line")
+    return Example(texts.get("prompt"), completion, where)
 
 
 Row = tuple[Tensor, Tensor]

@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # A small model learns fast, and everything has to be done in three minutes.
-_FEW = ("--view", "train", "--epochs", "5", "--lr", "0.03", "--batch", "32", "--least-batches", "12")
-_TUNE = ("--lr", "0.0005", "--batch", "32", "--no-compare")
-_JOINT = ("--epochs", "4", "--lr", "0.1", "--batch", "96", "--least-batches", "10", "--warmup", "0")
-_AWAY = ("--epochs", "4", "--lr", "0.1", "--batch", "64", "--least-batches", "8", "--warmup", "0")
+_FEW = (
+    "--view",
+    "train",
+    "--epochs",
+    "5",
+    "--lr",
+    "0.03",
+    "--batch-size",
+    "32",
+    "--min-steps-per-epoch",
+    "12",
+)
+_TUNE = ("--lr", "0.0005", "--batch-size", "32", "--no-compare")
+_STEPS = ("--epochs", "4", "--lr", "0.1", "--warmup-steps", "0")
+_JOINT = (*_STEPS, "--batch-size", "96", "--min-steps-per-epoch", "10")
+_AWAY = (*_STEPS, "--batch-size", "64", "--min-steps-per-epoch", "8")
 _EPOCHS = {"digits": "4", "patterns": "3", "colours": "1"}
 _ALL = tuple(word for name in _EPOCHS for word in ("--task", f"./{name}"))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from aniso.errors import UsageError
-from aniso.experiments.settings import BaseSetting
+from aniso.experiments.settings import Setting
+from aniso.records import Inputs
 from aniso.vectors import Bank, random_bases
 from aniso.weights import Ref
 
@@ -28,12 +27,11 @@ def open_bank(name: str | Path, base: Ref | None = None, *, seed: int = 0) -> Ba
     return Bank.load(name)
 
 
-def coefficients_file(setting: BaseSetting, inputs: Mapping[str, Any]) -> str:
-    """What coefficients of a setting are kept as, the same with and without a head learned afterwards.
+def coefficients_file(setting: Setting, inputs: Inputs) -> str:
+    """Return the file name of a setting's coefficients, the same with and without a head learned afterwards.
 
-    Of what a record says of its inputs, model, data and the content that was learned from count: the bank is
-    in the file itself.
+    It depends on the model, the data and the content that was learned from; the bank is in the file itself.
     """
-    own = (setting if setting.is_joint else setting.headless()).id[:16]
-    known = json.dumps([inputs["model"], inputs["data"], inputs["content"]["learned"]], sort_keys=True)
-    return f"{own}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.safetensors"
+    learned = (inputs.content_hashes or {}).get("learned", {})
+    known = json.dumps([inputs.model, inputs.data, learned], sort_keys=True)
+    return f"{setting.coefficients_id[:16]}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.safetensors"

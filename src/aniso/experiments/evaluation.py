@@ -1,213 +1,292 @@
-"""Evaluation of one model on tasks or texts, as ``aniso eval`` does it, and the record of each.
-
-A record says what is needed to tell whether two evaluations are comparable; it has no paths, dates or hosts.
-"""
+"""Evaluation: how the result of a method is measured, with labels, without labels, and on texts."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, final
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, ClassVar, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from aniso import __version__
-from aniso.compose import Coefficients, Composition, Linearised, Partition
-from aniso.data import Labelled, Task, TextDataset
-from aniso.errors import UsageError
-from aniso.learn import evaluate, evaluate_lm
-from aniso.learn.features import identity
-from aniso.learn.heads import Head, RestrictedHead, load_head
-from aniso.models import Encoder, LanguageModel, Wrapped
-from aniso.progress import ProgressCallback
-from aniso.records import Score
-from aniso.vectors import Bank
-from aniso.weights.atomic import make_directory, write_text
-from aniso.weights.fingerprint import combined_hash, tensor_hash
+from aniso.data import Labelled, Split, TextDataset, Unlabelled
+from aniso.errors import UsageError, printable
+from aniso.experiments.head_fitting import class_weights, feature_cache
+from aniso.learn import (
+    FeatureCache,
+    Predictions,
+    accuracy,
+    evaluate_lm,
+    predict,
+    predict_unlabelled,
+    wilson,
+)
+from aniso.learn.heads import Classifier, Head, RestrictedHead
+from aniso.records import Metrics, OnlineScore, PredictionSummary, Score
 
+if TYPE_CHECKING:
+    from aniso.data import ClassList
+    from aniso.experiments.result import MethodResult
+    from aniso.experiments.session import Session
+    from aniso.learn import LanguageScore
 
-@final
-@dataclass(frozen=True)
-class Subject:
-    """The model to evaluate: its description, the module, and hashes of what was added to the base."""
-
-    what: str
-    model: nn.Module
-    identity: dict[str, str] = field(default_factory=dict)
-    head: Head | None = None
-
-    @classmethod
-    def base(cls, model: Wrapped) -> Subject:
-        """The base as it is."""
-        return cls("zero-shot", model)
-
-    @classmethod
-    def with_vector(cls, model: Wrapped, bank: Bank, vector: str, *, linearised: bool = False) -> Subject:
-        """The base plus one whole vector of a bank: a coefficient of 1."""
-        only = bank.only(vector)
-        composition = Composition(_base(model, linearised), only, Partition.whole())
-        composition.values.data.fill_(1.0)
-        what = f"with {'linearised ' if linearised else ''}vector {vector}"
-        return cls(what, composition, {"bank": only.content_hash, "storage": only.storage})
-
-    @classmethod
-    def composed(cls, model: Wrapped, bank: Bank, path: Path, *, linearised: bool = False) -> Subject:
-        """The base composed with the coefficients in a file."""
-        coefficients = Coefficients.load(path)
-        composition = Composition.of(_base(model, linearised), bank, coefficients)
-        hashes = {"bank": bank.content_hash, "coefficients": tensor_hash(coefficients.values)}
-        return cls(f"composed with {path.stem}", composition, hashes)
-
-    def with_head(self, path: Path) -> Subject:
-        """Return the subject with a head that was learned on its features."""
-        saved = load_head(path)
-        saved.require_features(identity(self.model), str(path))
-        content = combined_hash({name: tensor_hash(t) for name, t in saved.head.tensors().items()})
-        what = f"{'base' if self.what == 'zero-shot' else self.what}, head {saved.head.kind}"
-        return replace(self, what=what, head=saved.head, identity={**self.identity, "head": content})
+Hashes = dict[str, str]
 
 
-def _base(model: Wrapped, linearised: bool) -> Any:
-    return Linearised(model) if linearised else model
+class Evaluation(ABC):
+    """How results are measured. ``tests`` has the data by the name that records use."""
 
+    unit: ClassVar[str] = "images"
 
-class TaskEvaluation(Score):
-    """The accuracy on one split of a task, and everything it depends on; hashes of the subject are extra."""
+    @property
+    @abstractmethod
+    def tests(self) -> Mapping[str, Labelled | TextDataset]:
+        """The data with which a result is compared, by name."""
 
-    model: str
-    fingerprint: str
-    what: str
-    task: str
-    split: str
-    manifest: str
-    class_list: str
-    class_weights: str
-    classes: int
-    notes: tuple[str, ...] = ()
-    aniso: str = __version__
+    @property
+    @abstractmethod
+    def splits(self) -> list[Split]:
+        """All images that metrics depend on."""
 
-    def content(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return self.model_dump(mode="json", exclude_none=True)
+    def identity(self) -> tuple[Hashes, Hashes]:
+        """Return hashes of data and of classes that belong to no task."""
+        return {}, {}
 
-    def save(self, directory: Path, *, overwrite: bool) -> None:
-        """Write the record as JSON, under a name made from the model, task, split and subject."""
-        text = json.dumps(self.content(), indent=1, sort_keys=True) + "\n"
-        name = record_name(self.model, self.task, self.split, self.what)
-        write_text(directory / name, text, overwrite=overwrite)
-
-
-def evaluate_task(
-    encoder: Encoder,
-    subject: Subject,
-    task: Task,
-    split: str,
-    *,
-    batch: int,
-    workers: int,
-    progress: ProgressCallback,
-) -> tuple[TaskEvaluation, list[str]]:
-    """Evaluate a subject on one split of a task; returns the record and notes for the user."""
-    chosen: Labelled = task.split(split)
-    weights = encoder.class_weights(task.classes, progress=progress)
-    head = weights if subject.head is None else RestrictedHead(subject.head, task.classes.names)
-    result = evaluate(subject.model, chosen, head=head, batch=batch, workers=workers, progress=progress)
-    record = TaskEvaluation(
-        model=encoder.name,
-        fingerprint=encoder.fingerprint,
-        what=subject.what,
-        task=task.name,
-        split=split,
-        manifest=chosen.manifest,
-        class_list=task.classes.key,
-        class_weights=tensor_hash(weights.weight),
-        classes=len(task.classes),
-        correct=result.correct,
-        total=result.total,
-        accuracy=result.value,
-        per_class_accuracy=result.per_class,
-        interval=result.interval,
-        notes=tuple(task.notes),
-        **subject.identity,
-    )
-    notes = list(result.notes)
-    if subject.head is not None and len(subject.head.names) > len(task.classes):
-        known = f"{len(task.classes)} of the head's {len(subject.head.names)} classes"
-        notes.append(f"{task.name}: predictions are restricted to {known}")
-    if task.card.metric != "accuracy":
-        notes.append(f"{task.name}: others report {task.card.metric}, which is {result.per_class:.1%}")
-    return record, notes
+    @abstractmethod
+    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+        """Return metrics, and notes about them."""
 
 
 @final
 @dataclass(frozen=True)
-class TextEvaluation:
-    """The loss of a language model on one file of texts, and everything it depends on."""
+class LabelledEvaluation(Evaluation):
+    """Accuracy on test splits, and on other data with the same classes."""
 
-    model: str
-    fingerprint: str
-    tokenizer: str
-    what: str
-    identity: dict[str, str]
-    texts: str
-    manifest: str
-    length: int
-    tokens: int
-    right: int
-    loss: float
-    perplexity: float
-    notes: tuple[str, ...]
+    test_splits: Mapping[str, Labelled]
+    out_of_domain: Mapping[str, Labelled] = field(default_factory=dict)
 
-    def content(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        values = {key: value for key, value in vars(self).items() if key != "identity"}
-        return {**values, **self.identity, "notes": list(self.notes), "aniso": __version__}
+    @property
+    def tests(self) -> Mapping[str, Labelled]:
+        return self.test_splits
 
+    @property
+    def splits(self) -> list[Split]:
+        return [*self.test_splits.values(), *self.out_of_domain.values()]
 
-def evaluate_texts(
-    model: LanguageModel,
-    subject: Subject,
-    texts: TextDataset,
-    *,
-    batch: int | None,
-    workers: int,
-    progress: ProgressCallback,
-) -> TextEvaluation:
-    """Evaluate a subject on the texts of one file."""
-    score = evaluate_lm(
-        subject.model, texts, batch=batch or TextDataset.at_once, workers=workers, progress=progress
-    )
-    return TextEvaluation(
-        model=model.name,
-        fingerprint=model.fingerprint,
-        tokenizer=model.tokens.fingerprint,
-        what=subject.what,
-        identity=subject.identity,
-        texts=texts.name,
-        manifest=texts.manifest,
-        length=texts.length,
-        tokens=score.tokens,
-        right=score.right,
-        loss=score.loss,
-        perplexity=score.perplexity,
-        notes=tuple(texts.notes),
-    )
+    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+        method, notes = session.setting.method, list[str]()
+        scores = {}
+        for name, split in self.test_splits.items():
+            predictions = _predict(session, result.model_for(name), split, result.head)
+            scores[name] = score(split, predictions)
+            notes += accuracy(predictions, split).notes
+        metrics = Metrics(accuracy=scores)
+        if self.out_of_domain:
+            metrics = metrics.with_values(out_of_domain=self._out_of_domain(session, result))
+        if session.problem.has_own_vectors and (method.minimises or method.chooses):
+            own = {task: session.own_accuracy(split) for task, split in self.test_splits.items()}
+            metrics = metrics.with_values(reference=own)
+        if session.setting.compare and (method.changes_model or result.head is not None):
+            metrics = metrics.with_values(zero_shot=self._zero_shot(session))
+        notes += [
+            f"warning: {task.name} has no test split, so nothing was evaluated; aniso eval can, on another"
+            for task in session.tasks.values()
+            if "test" not in task.splits
+        ]
+        return metrics, [*notes, *_prompt_notes(session, [s.classes for s in self.test_splits.values()])]
 
+    def _zero_shot(self, session: Session) -> dict[str, float]:
+        return {
+            name: accuracy(_predict(session, session.encoder, split, None), split).value
+            for name, split in self.test_splits.items()
+        }
 
-def record_name(model: str, task: str, split: str, what: str) -> str:
-    """Return the file name of an evaluation's record."""
-    return re.sub(r"[^\w.+-]+", "-", f"{model} {task} {split} {what}") + ".json"
+    def _out_of_domain(self, session: Session, result: MethodResult) -> dict[str, Score]:
+        """Scores on other data with the same classes, or some of them, by name."""
+        head: Classifier = result.head or class_weights(session)
+        model = result.model_for(session.task_name)
+        return {
+            name: score(split, _predict(session, model, split, RestrictedHead(head, split.classes.names)))
+            for name, split in self.out_of_domain.items()
+        }
 
 
-def require_free(directory: Path, names: list[str], *, overwrite: bool) -> None:
-    """Create the directory of records, and raise an error if one of these is already there."""
-    if directory.exists() and not directory.is_dir():
-        raise UsageError("OUT-EXISTS", f"'{directory}' is a file", fix="name a directory with --record")
-    there = [name for name in names if (directory / name).exists()]
-    if there and not overwrite:
-        raise UsageError(
-            "OUT-EXISTS", f"'{directory / there[0]}' exists", fix="add --overwrite to replace it"
+@final
+@dataclass(frozen=True)
+class UnlabelledEvaluation(Evaluation):
+    """Predictions before and after learning without labels; labels, if there are any, are for counting."""
+
+    split: Unlabelled
+    test_splits: Mapping[str, Labelled]
+
+    @property
+    def tests(self) -> Mapping[str, Labelled]:
+        return self.test_splits
+
+    @property
+    def splits(self) -> list[Split]:
+        return [*self.test_splits.values(), self.split]
+
+    def identity(self) -> tuple[Hashes, Hashes]:
+        if self.test_splits:
+            return {}, {}
+        return {self.split.name: self.split.manifest}, {self.split.name: self.split.classes.key}
+
+    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+        setting, options = session.setting, session.options
+        before = predict_unlabelled(
+            session.encoder,
+            self.split,
+            workers=options.workers,
+            cache=FeatureCache.default(),  # the base predicts the same in every run
+            progress=options.progress,
         )
-    make_directory(directory)
+        after = before
+        if setting.method.changes_model:
+            after = predict_unlabelled(
+                result.model_for(""), self.split, workers=options.workers, progress=options.progress
+            )
+        tests = self.test_splits.items()
+        metrics = Metrics(
+            accuracy={name: score(test, after.labels) for name, test in tests},
+            answers=PredictionSummary.model_validate(after.compared_with(before), strict=False),
+        )
+        if setting.compare and setting.method.changes_model:
+            zero_shot = {name: accuracy(before.labels, test).value for name, test in tests}
+            metrics = metrics.with_values(zero_shot=zero_shot)
+        if result.fit is not None and result.fit.predictions is not None:
+            metrics = metrics.with_values(online=self._online(result.fit.predictions))
+        return metrics, [*after.doubts(before), *_prompt_notes(session, [self.split.classes])]
+
+    def _online(self, predictions: Tensor) -> dict[str, OnlineScore]:
+        """Scores of predictions made before learning; counts where there are no labels."""
+        if self.test_splits:
+            return {
+                name: OnlineScore.model_validate(score(split, predictions).content(), strict=False)
+                for name, split in self.test_splits.items()
+            }
+        counts = Predictions(predictions, torch.ones(len(predictions)), self.split.classes).counts
+        return {self.split.name: OnlineScore(counts=counts)}
+
+
+@final
+@dataclass(frozen=True)
+class LanguageEvaluation(Evaluation):
+    """Perplexity and next-token accuracy on texts."""
+
+    texts: Mapping[str, TextDataset]
+    """By what they are for: train, val, test."""
+
+    unit = "rows"
+
+    def __post_init__(self) -> None:
+        _require_apart(self.texts)
+
+    @property
+    def tests(self) -> Mapping[str, TextDataset]:
+        return {text.name: text for role, text in self.texts.items() if role == "test"}
+
+    @property
+    def splits(self) -> list[Split]:
+        return []
+
+    def identity(self) -> tuple[Hashes, Hashes]:
+        return {text.name: text.manifest for text in self.texts.values()}, {}
+
+    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+        notes = [note for text in self.texts.values() for note in text.notes] + _overlaps(self.texts)
+        test = self.texts.get("test")
+        if test is None:
+            notes.append("warning: there are no test texts, so nothing was evaluated: --test FILE")
+            return Metrics(accuracy={}), notes
+        found = _evaluate_texts(session, result.model_for(""), test)
+        metrics = Metrics(accuracy={test.name: _token_score(found)}, perplexity={test.name: found.perplexity})
+        if session.setting.compare and session.setting.method.changes_model:
+            before = _evaluate_texts(session, session.model, test)
+            metrics = metrics.with_values(
+                zero_shot={test.name: before.correct / before.tokens},
+                base_perplexity={test.name: before.perplexity},
+            )
+        return metrics, notes
+
+
+def score(split: Labelled, predictions: Tensor) -> Score:
+    """Return the score of predictions on a split."""
+    found = accuracy(predictions, split)
+    return Score(
+        correct=found.correct,
+        total=found.total,
+        accuracy=found.value,
+        per_class_accuracy=found.per_class,
+        interval=found.interval,
+        right=_bits(predictions == torch.tensor(split.labels)),
+    )
+
+
+def _bits(right: Tensor) -> str:
+    """A bit for every image, the first one lowest, as hexadecimal."""
+    number = sum(1 << i for i, good in enumerate(right.tolist()) if good)
+    return f"{number:0{-(-len(right) // 4)}x}"
+
+
+def _predict(session: Session, model: nn.Module, split: Labelled, head: Classifier | Head | None) -> Tensor:
+    options = session.options
+    cache = feature_cache(session)
+    return predict(model, split, head=head, workers=options.workers, cache=cache, progress=options.progress)
+
+
+def _prompt_notes(session: Session, classes: Sequence[ClassList]) -> list[str]:
+    """Which prompts were too long for the text tower and truncated."""
+    encoder = session.encoder
+    distinct = {one.key: one for one in classes if encoder.has_text}
+    return [note for one in distinct.values() for note in encoder.class_weights(one).notes]
+
+
+def _evaluate_texts(session: Session, model: nn.Module, split: TextDataset) -> LanguageScore:
+    from aniso.experiments.methods import TrainingMethod
+
+    options, method, micro_batch = session.options, session.setting.method, None
+    if isinstance(method, TrainingMethod):
+        micro_batch = method.resolved_schedule(session.setting).micro_batch
+    return evaluate_lm(
+        model,
+        split,
+        batch_size=min(split.at_once, micro_batch or split.at_once),
+        workers=options.workers,
+        progress=options.progress,
+    )
+
+
+def _token_score(found: LanguageScore) -> Score:
+    """Of all tokens, those that the model thought the likeliest."""
+    return Score(
+        correct=found.correct,
+        total=found.tokens,
+        accuracy=found.correct / found.tokens,
+        interval=wilson(found.correct, found.tokens),
+    )
+
+
+def _require_apart(texts: Mapping[str, TextDataset]) -> None:
+    """A result that is measured on, or chosen by, texts that were learned from means nothing."""
+    for one, other in combinations(texts, 2):
+        if texts[one].manifest == texts[other].manifest:
+            raise UsageError(
+                "LEARN-TEST",
+                f"{printable(texts[one].name)} and {printable(texts[other].name)} are the same texts",
+                fix=f"--{other} with other texts, or leave it out",
+            )
+
+
+def _overlaps(texts: Mapping[str, TextDataset]) -> list[str]:
+    """A warning for every file to choose or to measure by, some of whose rows were learned from."""
+    learned = set(texts["train"].digests)
+    out = []
+    for role, text in texts.items():
+        known = sum(digest in learned for digest in text.digests)
+        if role != "train" and known:
+            name = printable(texts["train"].name)
+            out.append(f"warning: {known} of {len(text)} rows of {printable(text.name)} are in {name}, too")
+    return out

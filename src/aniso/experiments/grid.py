@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from aniso.errors import AnisoError, InputError, printable
-from aniso.experiments.carried_out import work_of
 from aniso.experiments.content import KnownHashes
-from aniso.experiments.outcome import RunOptions
 from aniso.experiments.record import file_name
+from aniso.experiments.result import RunOptions
+from aniso.experiments.session import Session
 from aniso.experiments.spec import Cell
 from aniso.experiments.worker import Place
 from aniso.records import Record, RecordStore, read_record
@@ -97,13 +97,13 @@ class Grid:
         missing: list[Cell] = []
         for cell in self.cells:
             record = self.record(cell)
-            if record is None or record.inputs.content is None:
+            if record is None or record.inputs.content_hashes is None:
                 continue
             how = (getattr(cell.setting, "split_seed", None), getattr(cell.setting, "on_bad_image", None))
             shared = tasks.setdefault(how, {})
             try:
-                content = work_of(cell.setting, RunOptions(data=data), shared).content
-                if files := content.changes(record.inputs.content, self.directory, known):
+                content = Session(cell.setting, RunOptions(data=data), shared).content
+                if files := content.changes(record.inputs.content_hashes, self.directory, known):
                     changed[cell.setting.id] = files
             except AnisoError:
                 missing.append(cell)

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from aniso.experiments.metrics import summary
-from aniso.experiments.outcome import RunResult
-from aniso.experiments.settings import BaseSetting
+from aniso.compose import Coefficients
+from aniso.experiments.result import RunResult
+from aniso.experiments.settings import Setting
+from aniso.learn.analysis import by_depth, by_kind, five_numbers
 from aniso.records import SCHEMA, Record, rounded
 from aniso.weights.atomic import write_text
 
@@ -33,7 +34,7 @@ class Clock:
 
 
 def record(
-    setting: BaseSetting, outcome: RunResult, clock: Clock, *, experiment: str = "", label: str = ""
+    setting: Setting, outcome: RunResult, clock: Clock, *, experiment: str = "", label: str = ""
 ) -> Record:
     """The record of a run that has just ended; what it says of itself is checked here."""
     content = {
@@ -41,11 +42,11 @@ def record(
         "status": "ok",
         "id": setting.id,
         "experiment": experiment or setting.spec()["setting"],
-        "label": label or setting.method,
+        "label": label or setting.method.name,
         "spec": _public(setting.spec(), outcome.names),
-        "metrics": outcome.metrics,
-        "coefficients": summary(outcome.coefficients) if outcome.coefficients is not None else None,
-        "inputs": outcome.inputs,
+        "metrics": outcome.metrics.content(),
+        "coefficients": _summary(outcome.coefficients),
+        "inputs": outcome.inputs.content(),
         "versions": {
             "aniso": version("aniso"),
             "torch": torch.__version__,
@@ -57,6 +58,14 @@ def record(
         "notes": list(outcome.notes),
     }
     return Record.model_validate_json(json.dumps(rounded(content)))
+
+
+def _summary(coefficients: Coefficients | None) -> dict[str, dict[str, list[float]]] | None:
+    """Minimum, quartiles and maximum of the coefficients by kind of block and by layer."""
+    if coefficients is None:
+        return None
+    groups = {"kind": by_kind(coefficients), "depth": by_depth(coefficients)}
+    return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
 
 
 def _public(value: Any, names: Mapping[str, str]) -> Any:
@@ -75,10 +84,10 @@ def write(path: Path, made: Record, *, overwrite: bool = False) -> None:
     write_text(path, json.dumps(made.content(), indent=1, sort_keys=True) + "\n", overwrite=overwrite)
 
 
-def file_name(setting: BaseSetting, label: str) -> str:
+def file_name(setting: Setting, label: str) -> str:
     """Readable, and unique by its end."""
     spec = setting.spec()
-    words = [label or setting.method]
+    words = [label or setting.method.name]
     words += [str(spec[key]) for key in ("task", "images", "target") if spec.get(key) is not None]
     words += [f"{key}-{spec[key]}" for key in ("shots", "fraction", "seed") if key in spec]
     return f"{re.sub(r'[^A-Za-z0-9.+]+', '-', ' '.join(words)).strip('-')}-{setting.id[:8]}.json"

@@ -10,31 +10,31 @@ from typing import final
 from aniso.data import IMAGES
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.content import Content
-from aniso.experiments.outcome import RunResult
 from aniso.experiments.record import write
-from aniso.experiments.settings import BaseSetting, PictureSetting
+from aniso.experiments.result import RunResult
+from aniso.experiments.run_files import (
+    ADAPTER,
+    COEFFICIENTS,
+    FAILURE,
+    HEAD,
+    METRICS,
+    RECORD,
+    SPEC,
+    TENSORBOARD,
+    WEIGHTS,
+)
+from aniso.experiments.settings import Setting
+from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.strict_yaml import as_yaml, read_yaml
 from aniso.learn import TrainingCheckpoints, differences
-from aniso.learn.fit import METRICS
 from aniso.records import Record, read_record
 from aniso.weights import save_safetensors
 from aniso.weights.atomic import disk, make_directory, remove_empty, require_space, sweep, write_text
 from aniso.weights.temporary import TEMPORARY
 
-SPEC, RECORD, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER = (
-    "spec.yaml",
-    "record.json",
-    "coefficients.safetensors",
-    "weights.safetensors",
-    "head.safetensors",
-    "adapter",
-)
-TENSORBOARD = "tensorboard"
 _UNTRAINED = "state-00000-000000.safetensors"
-_OURS = re.compile(
-    rf"{re.escape(SPEC)}|{re.escape(RECORD)}|{re.escape(COEFFICIENTS)}|{re.escape(WEIGHTS)}|"
-    rf"{re.escape(HEAD)}|{re.escape(METRICS)}|failure\.json|{ADAPTER}|{TENSORBOARD}|state-\d+-\d+\.safetensors|{IMAGES}"
-)
+_FILES = (SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, IMAGES)
+_OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
 
 @final
@@ -45,27 +45,15 @@ class RunDirectory:
         self._made: list[Path] = []
 
     @staticmethod
-    def expected(setting: BaseSetting) -> list[str]:
+    def expected(setting: Setting) -> list[str]:
         """What a run leaves behind."""
-        result = {
-            "coefficients": [METRICS, COEFFICIENTS],
-            "search": [COEFFICIENTS],
-            "gradient-free": [COEFFICIENTS],
-            "weights": [METRICS, WEIGHTS],
-        }
-        if setting.trains_norms:
-            result["coefficients"] = [METRICS, WEIGHTS]
-        if setting.composes_factors:
-            result["coefficients"] = [METRICS, ADAPTER]
-        if setting.rank is not None:
-            result["weights"] = [METRICS, ADAPTER]
-        head = [HEAD] if setting.head_kind is not None else []
-        images = [IMAGES] if isinstance(setting, PictureSetting) else []
-        return [SPEC, *result.get(setting.method, []), *head, *images, RECORD]
+        head = [HEAD] if setting.head_name is not None else []
+        images = [IMAGES] if isinstance(setting, ImageSetting) else []
+        return [SPEC, *setting.method.outputs(), *head, *images, RECORD]
 
     def require_unchanged(self, record: Record, content: Content) -> None:
         """Raise RUN-CHANGED if files that a finished run was made from are others now."""
-        changed = content.changes(record.inputs.content or {}, self.path)
+        changed = content.changes(record.inputs.content_hashes or {}, self.path)
         if changed:
             raise InputError(
                 "RUN-CHANGED",
@@ -74,7 +62,7 @@ class RunDirectory:
                 fix="restore these files, or start a new run in another directory",
             )
 
-    def begin(self, setting: BaseSetting, *, resume: bool) -> Record | None:
+    def begin(self, setting: Setting, *, resume: bool) -> Record | None:
         """Make the directory; if the run is done already, its record."""
         self.require_usable(setting, resume=resume)
         done = self.path / RECORD
@@ -89,7 +77,7 @@ class RunDirectory:
         write_text(self.path / SPEC, as_yaml(setting.spec()), overwrite=True)
         return None
 
-    def require_usable(self, setting: BaseSetting, *, resume: bool) -> None:
+    def require_usable(self, setting: Setting, *, resume: bool) -> None:
         """What would fail after an hour fails now."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("OUT-EXISTS", f"'{printable(self.path)}' is a file", fix="name a directory")
@@ -118,7 +106,7 @@ class RunDirectory:
             disk.remove(self.path)
             remove_empty(self._made[:-1])
 
-    def _require_same(self, setting: BaseSetting) -> None:
+    def _require_same(self, setting: Setting) -> None:
         if not (self.path / SPEC).exists():
             return
         was = read_yaml(self.path / SPEC).data

@@ -11,15 +11,16 @@ from typing import Any, Literal, final
 from pydantic import Field
 
 from aniso.errors import UsageError, printable
-from aniso.experiments.settings import SETTINGS, BaseSetting
-from aniso.experiments.settings.setting import Strict
-from aniso.experiments.strict_yaml import Document, validated
+from aniso.experiments.options import Options
+from aniso.experiments.parsing import parse_setting
+from aniso.experiments.settings import Setting
+from aniso.experiments.strict_yaml import Document
 
 Values = dict[str, list[Any]]
 _MOST_CELLS = 100_000
 
 
-class Variant(Strict):
+class Variant(Options):
     """One row of the results: what it is called, and how it differs."""
 
     label: str
@@ -28,7 +29,7 @@ class Variant(Strict):
     """Values to try instead of the experiment's."""
 
 
-class Experiment(Strict):
+class Experiment(Options):
     """Every variant, at every combination of the grid's values, is a cell."""
 
     version: Literal[1] = Field(alias="schema")
@@ -43,7 +44,7 @@ class Experiment(Strict):
 class Cell:
     experiment: str
     label: str
-    setting: BaseSetting
+    setting: Setting
 
 
 def cells(experiment: Experiment, document: Document) -> list[Cell]:
@@ -53,9 +54,11 @@ def cells(experiment: Experiment, document: Document) -> list[Cell]:
     _require_few(experiment, document)
     for i, variant in enumerate(experiment.variants):
         lines = _lines(document, i)
+        shared = _keys(experiment.base, experiment.grid) - _keys(variant.base, variant.grid)
         for point in _points({**experiment.grid, **variant.grid}):
-            said = _merged(_merged(experiment.base, variant.base), point)
-            cell = Cell(experiment.name, variant.label, parsed(Document(document.label, said, lines)))
+            merged = _merged(_merged(experiment.base, variant.base), point)
+            setting = parse_setting(Document(document.label, merged, lines), shared=shared)
+            cell = Cell(experiment.name, variant.label, setting)
             if cell.setting.id in found:
                 raise UsageError(
                     "SPEC",
@@ -98,25 +101,6 @@ def _require_few(experiment: Experiment, document: Document) -> None:
         )
 
 
-def parsed(document: Document) -> BaseSetting:
-    """One setting from plain data; an unknown key is an error that names the nearest known one."""
-    kind = document.data.get("setting")
-    if not isinstance(kind, str) or kind not in SETTINGS:
-        raise UsageError(
-            "SPEC",
-            f"{document.label}: there is no setting '{printable(kind)}'",
-            line=document.lines.get(("setting",), ""),
-            expected=", ".join(SETTINGS),
-            fix=f"setting: {next(iter(SETTINGS))}",
-        )
-    try:
-        return validated(SETTINGS[kind], document)
-    except UsageError as e:
-        if e.code != "SPEC" and document.lines:  # it does not know where its value was said
-            e.facts = {"spec": document.label, "line": document.lines.get((), ""), **e.facts}
-        raise
-
-
 def _lines(document: Document, variant: int) -> dict[tuple[str | int, ...], int]:
     """Where a cell's keys were said: by the experiment's base, its grid, or the variant."""
     whole = document.lines.get(("variants", variant))
@@ -126,6 +110,11 @@ def _lines(document: Document, variant: int) -> dict[tuple[str | int, ...], int]
         found = {path[size:]: line for path, line in document.lines.items() if path[:size] == start}
         out |= {_undotted(path): line for path, line in found.items() if path}
     return out
+
+
+def _keys(*mappings: Mapping[str, object]) -> set[str]:
+    """The first parts of all keys."""
+    return {key.partition(".")[0] for mapping in mappings for key in mapping}
 
 
 def _undotted(path: tuple[str | int, ...]) -> tuple[str | int, ...]:

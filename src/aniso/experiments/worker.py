@@ -17,9 +17,9 @@ import torch
 from aniso.compose import Runtime
 from aniso.errors import AnisoError, InputError, StoppedError
 from aniso.experiments.banks import coefficients_file
-from aniso.experiments.carried_out import work_of
-from aniso.experiments.outcome import RunOptions, RunResult
 from aniso.experiments.record import Clock, record, write
+from aniso.experiments.result import RunOptions, RunResult
+from aniso.experiments.session import Session
 from aniso.experiments.spec import Cell
 from aniso.learn import REQUESTS
 from aniso.weights.atomic import disk, make_directory, write_text
@@ -84,12 +84,12 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
 def _carried_out(cell: Cell, how: RunOptions) -> RunResult:
     """A state of other inputs, software or threads (another --jobs) is of no use: begin anew."""
     try:
-        return work_of(cell.setting, how).run()
+        return Session(cell.setting, how).run()
     except InputError as e:
         if e.code != "RUN-CHANGED" or how.directory is None:
             raise
         disk.remove(how.directory)
-        return work_of(cell.setting, how).run()
+        return Session(cell.setting, how).run()
 
 
 def _end_with_the_runner() -> None:

@@ -1,16 +1,20 @@
-"""Learning: objectives, one loop, evaluation, search, and what can be measured about the result."""
+"""Learn coefficients: objectives, one training loop, evaluation, search, selection, heads and analysis."""
 
+from aniso.learn import heads, keep, objectives, selection
+from aniso.learn._training.checkpointed_run import METRICS
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.interrupt import REQUESTS, Interrupt
-from aniso.learn._training.loop import Row
 from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
-from aniso.learn.evaluate import Accuracy, evaluate
-from aniso.learn.finetune import Tuned, finetune
+from aniso.learn.evaluate import Accuracy, accuracy, evaluate, predict, wilson
+from aniso.learn.features import FeatureCache, composed_identity, feature_identity, features
+from aniso.learn.finetune import PAPER, Tuned, finetune, tuned_weights
 from aniso.learn.fit import Fit, fit
+from aniso.learn.gradient_free import evolve
 from aniso.learn.keep import Best, Keep, Last, Lowest
-from aniso.learn.language import evaluate_lm, text_dataset
+from aniso.learn.language import LanguageScore, evaluate_lm, text_dataset
+from aniso.learn.lora import Adapter, Layers, adapter
 from aniso.learn.objectives import (
     SAR,
     CoefficientNorm,
@@ -21,39 +25,68 @@ from aniso.learn.objectives import (
     LanguageLoss,
     Objective,
 )
-from aniso.learn.schedule import Schedule
-from aniso.learn.search import Search, search
+from aniso.learn.predictions import Predictions, predict_unlabelled
+from aniso.learn.search import POINTS, Search, search
+from aniso.learn.selection import GradientCache
+from aniso.records import EpochRow
+from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
 
 __all__ = [
     "fit",
     "Fit",
     "Trainable",
-    "Row",
-    "EpochSampler",
-    "TrainingCheckpoints",
-    "differences",
-    "Interrupt",
-    "REQUESTS",
-    "TensorBoardWriter",
+    "EpochRow",
+    "Schedule",
+    "LrSchedule",
+    "Precision",
+    "Optimiser",
+    "Keep",
+    "Last",
+    "Best",
+    "Lowest",
     "Objective",
     "CrossEntropy",
+    "LanguageLoss",
     "CoefficientNorm",
     "Entropy",
     "SAR",
     "Contrastive",
     "FixMatch",
-    "LanguageLoss",
+    "evaluate",
+    "predict",
+    "accuracy",
+    "Accuracy",
+    "wilson",
+    "predict_unlabelled",
+    "Predictions",
+    "features",
+    "FeatureCache",
+    "feature_identity",
+    "composed_identity",
     "text_dataset",
     "evaluate_lm",
-    "Schedule",
-    "Keep",
-    "Last",
-    "Best",
-    "Lowest",
+    "LanguageScore",
     "search",
     "Search",
-    "evaluate",
-    "Accuracy",
+    "POINTS",
+    "evolve",
     "finetune",
     "Tuned",
+    "tuned_weights",
+    "PAPER",
+    "adapter",
+    "Adapter",
+    "Layers",
+    "GradientCache",
+    "EpochSampler",
+    "TrainingCheckpoints",
+    "METRICS",
+    "differences",
+    "Interrupt",
+    "REQUESTS",
+    "TensorBoardWriter",
+    "heads",
+    "keep",
+    "objectives",
+    "selection",
 ]

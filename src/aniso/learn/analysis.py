@@ -1,4 +1,4 @@
-"""What can be said about a composition beside its accuracy."""
+"""Measures of a composition beside its accuracy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aniso.classes import ClassList
 from aniso.compose import Coefficients, Composition
 from aniso.data import Labelled
 from aniso.errors import UsageError, printable
-from aniso.learn.evaluate import Accuracy, accuracy, answers
+from aniso.learn.evaluate import Accuracy, accuracy, predict
 from aniso.learn.heads import Head, RestrictedHead
 from aniso.models import Encoder
 from aniso.vectors import Block
@@ -21,20 +21,24 @@ FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def relative_accuracy(found: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """The mean over tasks of accuracy / the accuracy of a reference, such as each task's own tuned model."""
+    """Return the mean over tasks of accuracy / reference accuracy, such as that of the fine-tuned model."""
     missing = [task for task in found if not reference.get(task)]
     if missing or not found:
         raise UsageError(
-            "USAGE", f"there is no reference above 0 for {missing or 'anything'}", fix="evaluate it first"
+            "USAGE",
+            f"there is no reference accuracy above 0 for {missing or 'any task'}",
+            fix="evaluate the reference first",
         )
     return sum(value / reference[task] for task, value in found.items()) / len(found)
 
 
 def relative_significance(alone: float, zero_shot: float, tuned: float) -> float:
-    """How much of what fine-tuning gains on a task one vector gains alone."""
+    """Return the share of fine-tuning's gain on a task that one vector alone gives."""
     if tuned == zero_shot:
         raise UsageError(
-            "USAGE", "fine-tuning gains nothing, so no share of it can be taken", fix="leave out"
+            "USAGE",
+            "fine-tuning gains nothing, so the share of its gain is undefined",
+            fix="leave the task out",
         )
     return (alone - zero_shot) / (tuned - zero_shot)
 
@@ -42,8 +46,8 @@ def relative_significance(alone: float, zero_shot: float, tuned: float) -> float
 def disentanglement(
     encoder: Encoder, composition: Composition, splits: Mapping[str, Labelled], *, workers: int = 0
 ) -> dict[tuple[str, str], float]:
-    """For ordered pairs (1, 2): the share of task 1's pictures whose answer changes when the scaled vector
-    of task 2 is added to the scaled vector of task 1.
+    """Return for ordered pairs (1, 2) the share of task 1's images whose prediction changes when the scaled
+    vector of task 2 is added to the scaled vector of task 1.
 
     ``splits`` are named like the vectors of the composition.
     """
@@ -57,19 +61,19 @@ def disentanglement(
         )
     heads = {name: encoder.class_weights(split.classes) for name, split in splits.items()}
 
-    def told_by(vectors: Sequence[str], name: str) -> Tensor:
+    def predicted(vectors: Sequence[str], name: str) -> Tensor:
         with only(composition, vectors):
-            return answers(composition, splits[name], head=heads[name], workers=workers)
+            return predict(composition, splits[name], head=heads[name], workers=workers)
 
-    alone = {name: told_by([name], name) for name in splits}
+    alone = {name: predicted([name], name) for name in splits}
     return {
-        (one, two): float((told_by([one, two], one) != alone[one]).float().mean())
+        (one, two): float((predicted([one, two], one) != alone[one]).float().mean())
         for one, two in permutations(splits, 2)
     }
 
 
 class only:  # noqa: N801 (reads as a phrase: with only(composition, ["cars"]))
-    """A composition without the coefficients of all but some vectors, for as long as it is entered."""
+    """Context manager that sets the coefficients of all but some vectors to zero."""
 
     def __init__(self, composition: Composition, vectors: Sequence[str]) -> None:
         self._composition = composition
@@ -96,26 +100,26 @@ def out_of_domain(
     head: Head | None = None,
     workers: int = 0,
 ) -> Accuracy:
-    """The accuracy on another data set with (some of) the classes something was learned for.
+    """Return the accuracy on another dataset with (some of) the classes of ``learned``.
 
-    Answers are among the other data set's classes, matched by name; it may lack some, never have new ones.
+    Predictions are restricted to the other dataset's classes, matched by name; it may not have new ones.
     """
     among = RestrictedHead(head or encoder.class_weights(learned), split.classes.names)
-    return accuracy(answers(model, split, head=among, workers=workers), split, among.notes)
+    return accuracy(predict(model, split, head=among, workers=workers), split, among.notes)
 
 
 def by_kind(coefficients: Coefficients) -> dict[str, Tensor]:
-    """All coefficients of blocks of a kind, parts included."""
+    """Return the coefficients by kind of block, parts included."""
     return _grouped(coefficients, lambda block: str(block.kind))
 
 
 def by_depth(coefficients: Coefficients) -> dict[str, Tensor]:
-    """All coefficients of blocks of a layer; what lies before and after the layers is left out."""
+    """Return the coefficients by layer; blocks outside of layers are left out."""
     return _grouped(coefficients, lambda block: None if block.depth is None else str(block.depth))
 
 
 def five_numbers(values: Tensor) -> list[float]:
-    """Least, quartiles and most."""
+    """Return minimum, quartiles and maximum."""
     return [float(x) for x in torch.quantile(values.double(), torch.tensor(FIVE, dtype=torch.double))]
 
 

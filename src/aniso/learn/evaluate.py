@@ -1,4 +1,4 @@
-"""One loop that counts right answers."""
+"""Accuracy on labelled splits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.learn.features import FeatureCache, features, passed
+from aniso.learn.features import FeatureCache, features, iterate_features
 from aniso.learn.heads import Classifier
 from aniso.learn.unwrap import encoder_of
 from aniso.progress import ProgressCallback, progress_or_default
@@ -18,7 +18,7 @@ from aniso.progress import ProgressCallback, progress_or_default
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers out of all, in total and for each class."""
+    """The number of correct predictions, in total and for each class."""
 
     correct: int
     total: int
@@ -27,7 +27,7 @@ class Accuracy:
 
     def __post_init__(self) -> None:
         if self.total < 1:
-            raise ValueError("there is nothing to be right about")
+            raise ValueError("accuracy of no predictions")
 
     @property
     def value(self) -> float:
@@ -35,12 +35,13 @@ class Accuracy:
 
     @property
     def per_class(self) -> float:
-        """The mean over classes that occur, each counting the same."""
+        """Mean accuracy over the classes that occur, each with the same weight."""
         shares = [right / count for right, count in self.by_class.values() if count]
         return sum(shares) / len(shares)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval."""
         return wilson(self.correct, self.total)
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class Accuracy:
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """Wilson's 95 % interval, which also holds for accuracies near 0 and 1."""
+    """Return Wilson's 95 % interval of an accuracy, which also holds near 0 and 1."""
     z, n, p = 1.959964, total, correct / total
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -61,60 +62,62 @@ def evaluate(
     split: Labelled,
     *,
     head: Classifier | None = None,
-    batch: int = 256,
+    batch_size: int = 256,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Accuracy:
-    """The accuracy of a model, or of a composition, on a split; class weights from prompts unless given."""
+    """Return the accuracy of a model or composition on a split; ``head`` defaults to class weights."""
     _require_labelled(split)
     progress = progress_or_default(progress)
     head = head or encoder_of(model).class_weights(split.classes, progress=progress)
-    found = answers(model, split, head=head, batch=batch, workers=workers, progress=progress)
+    found = predict(model, split, head=head, batch_size=batch_size, workers=workers, progress=progress)
     return accuracy(found, split, notes=head.notes)
 
 
 @torch.no_grad()
-def answers(
+def predict(
     model: nn.Module,
     split: Labelled,
     *,
     head: Classifier | None = None,
-    batch: int = 256,
+    batch_size: int = 256,
     workers: int = 0,
     cache: FeatureCache | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """For every picture of a split, in order, the class that a model says it is."""
+    """Return the predicted class of every image of a split, in order."""
     _require_labelled(split)
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, progress=progress)
     _require_same_classes(head, split)
     device = next(iter(encoder.parameters())).device
     if cache is not None:
-        whole = features(model, split, batch=batch, workers=workers, cache=cache, progress=progress)[0]
-        seen = iter(torch.split(whole, batch))
+        whole = features(
+            model, split, batch_size=batch_size, workers=workers, cache=cache, progress=progress
+        )[0]
+        pieces = iter(torch.split(whole, batch_size))
     else:
-        seen = passed(model, split, batch=batch, workers=workers)
-    found: list[Tensor] = []
+        pieces = iterate_features(model, split, batch_size=batch_size, workers=workers)
+    predictions: list[Tensor] = []
     done = 0
-    for piece in seen:
+    for piece in pieces:
         logits = head.logits(piece.to(device))
         _require_finite(logits, split, done)
-        found.append(logits.argmax(-1).cpu())
+        predictions.append(logits.argmax(-1).cpu())
         done += len(piece)
         if progress:
             progress(split.name, done, len(split))
-    return torch.cat(found)
+    return torch.cat(predictions)
 
 
-def accuracy(found: Tensor, split: Labelled, notes: tuple[str, ...] = ()) -> Accuracy:
-    """How many of these answers are right, in total and for each class."""
+def accuracy(predictions: Tensor, split: Labelled, notes: tuple[str, ...] = ()) -> Accuracy:
+    """Return the accuracy of predictions for the images of a split, in order."""
     classes = len(split.classes)
-    pairs = torch.tensor(split.labels) * classes + found
-    confusion = torch.bincount(pairs, minlength=classes**2).view(classes, classes)  # true class x answer
+    pairs = torch.tensor(split.labels) * classes + predictions
+    confusion = torch.bincount(pairs, minlength=classes**2).view(classes, classes)  # true x predicted class
     right, counts = confusion.diagonal().tolist(), confusion.sum(1).tolist()
     by_class = dict(zip(split.classes.names, zip(right, counts, strict=True), strict=True))
-    doubts = (*_permuted(confusion, split), *_one_answer(confusion, split))
+    doubts = (*_permuted(confusion, split), *_one_class(confusion, split))
     return Accuracy(sum(right), sum(counts), by_class, (*notes, *doubts))
 
 
@@ -122,35 +125,35 @@ def _require_labelled(split: object) -> None:
     if not isinstance(split, Labelled) or not len(split):
         raise UsageError(
             "DATA-SPLIT",
-            "accuracy needs a split with labels and at least one picture",
+            "accuracy needs a split with labels and at least one image",
             found=printable(split),
             fix="task.test, or another labelled split",
         )
 
 
 def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
-    """A warning if answers are wrong but not at random: classes told apart well, under each other's names."""
+    """A warning if classes are told apart well, but under each other's names."""
     total, classes = int(confusion.sum()), len(confusion)
     accuracy = float(confusion.diagonal().sum()) / total
     best = (
         float(confusion.max(0).values.sum()) / total
-    )  # if every answer meant the class it is given for most
-    common = float(confusion.sum(1).max()) / total  # what answering one class always would give
+    )  # if every predicted class were renamed to the true class it is predicted for most
+    common = float(confusion.sum(1).max()) / total  # what predicting one class always would give
     if total >= 10 * classes and accuracy <= 1.5 / classes and best >= max(0.5, common + 0.25):
         return (
-            f"warning: {split.name}: {accuracy:.0%} right, but {best:.0%} if answers were renamed: "
+            f"warning: {split.name}: {accuracy:.0%} correct, but {best:.0%} if classes were renamed: "
             "are the labels those of other classes?",
         )
     return ()
 
 
-def _one_answer(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
-    """A warning if every picture gets the same answer: features that have collapsed."""
-    said = (confusion.sum(0) > 0).sum()
-    if int(said) > 1 or int((confusion.sum(1) > 0).sum()) < 2:
+def _one_class(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
+    """A warning if every image is predicted to be of one class: features have collapsed."""
+    predicted = (confusion.sum(0) > 0).sum()
+    if int(predicted) > 1 or int((confusion.sum(1) > 0).sum()) < 2:
         return ()
     name = split.classes.names[int(confusion.sum(0).argmax())]
-    return (f"warning: {split.name}: every picture is said to be '{printable(name, 40)}'",)
+    return (f"warning: {split.name}: every image is predicted to be '{printable(name, 40)}'",)
 
 
 def _require_same_classes(head: Classifier, split: Labelled) -> None:
@@ -158,11 +161,11 @@ def _require_same_classes(head: Classifier, split: Labelled) -> None:
         odd = [n for n in split.classes.names if n not in head.names][:5]
         raise InputError(
             "DATA-CLASS",
-            f"the class weights are not those of {split.name}",
+            f"the classifier has other classes than {split.name}",
             expected=f"{len(split.classes)} classes: {', '.join(split.classes.names[:5])} …",
             found=f"{len(head.names)} classes: {', '.join(head.names[:5])} …",
             missing=", ".join(odd),
-            fix="build them from split.classes: names and order must agree",
+            fix="build class weights from split.classes: names and order must agree",
         )
 
 
@@ -171,7 +174,7 @@ def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
     if bad:
         raise NumericalError(
             "LEARN-NONFINITE",
-            f"{len(bad)} pictures of {split.name} give features that are NaN or infinite",
+            f"the features of {len(bad)} images of {split.name} are NaN or infinite",
             first=split.images.label(start + bad[0]),
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )

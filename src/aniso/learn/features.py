@@ -1,4 +1,4 @@
-"""Features of pictures, for heads to learn from; kept on disk, found again only if nothing has changed."""
+"""Features of images, and a cache of them on disk that is valid only while nothing has changed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ _VERSION = "2"
 _LIMIT = 2 << 30  # bytes on disk
 
 
-def identity(model: nn.Module) -> dict[str, str]:
-    """What a model's features depend on, beside the pictures: its weights, or base, bank and coefficients."""
+def feature_identity(model: nn.Module) -> dict[str, str]:
+    """Return hashes of everything a model's features depend on, beside the images.
+
+    These are its weights; for a composition its base, bank and coefficients.
+    """
     encoder = encoder_of(model)
     if isinstance(model, Composition):
         return composed_identity(encoder.fingerprint, model.bank, model.coefficients)
@@ -40,7 +43,7 @@ def identity(model: nn.Module) -> dict[str, str]:
 
 
 def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict[str, str]:
-    """The same for a composition of a base with this fingerprint, without the model itself."""
+    """Return ``feature_identity`` of a composition from its base's fingerprint, without the model."""
     return {
         "model": base,
         "bank": bank.content_hash,
@@ -52,18 +55,22 @@ def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """Files named by all that features depend on, pictures included. Without a directory nothing is kept."""
+    """Files named by a hash of everything features depend on, images included.
+
+    Without a directory nothing is cached.
+    """
 
     directory: Path | None
     limit: int = _LIMIT
-    """Bytes; beyond it those that were not used for longest are removed."""
+    """Bytes; beyond it the files that were not used for longest are removed."""
 
     @classmethod
-    def usual(cls) -> FeatureCache:
+    def default(cls) -> FeatureCache:
+        """Return the cache in the user's cache directory."""
         return cls(cache_directory("features"))
 
     def get(self, key: str) -> Tensor | None:
-        """What was kept under a key; a damaged file is as good as none."""
+        """Return the features under a key, or None; a damaged file counts as none."""
         if self.directory is None:
             return None
         path = self._path(key)
@@ -79,7 +86,7 @@ class FeatureCache:
         return found
 
     def put(self, key: str, features: Tensor) -> None:
-        """Keep, if the directory can be written to; features can always be computed again."""
+        """Store features, if the directory can be written to; they can always be computed again."""
         if self.directory is None:
             return
         try:
@@ -113,12 +120,15 @@ def features(
     view: str = "eval",
     views: int = 1,
     seed: int = 0,
-    batch: int = 256,
+    batch_size: int = 256,
     workers: int = 0,
     cache: FeatureCache | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """Views x pictures x width, not normalised; chance in views is drawn by (seed, view, picture)."""
+    """Return features as a tensor views x images x width, not normalised.
+
+    Random transforms depend on (seed, view, image) alone.
+    """
     cache = cache or FeatureCache(None)
     key = "" if cache.directory is None else _key(model, split, view, views, seed)
     found = cache.get(key) if key else None
@@ -128,33 +138,35 @@ def features(
     total = views * len(split)
     rows: list[Tensor] = []
     for number in range(views):
-        for piece in passed(model, split, view, seed=seed, number=number, batch=batch, workers=workers):
+        for piece in iterate_features(
+            model, split, view, seed=seed, number=number, batch_size=batch_size, workers=workers
+        ):
             rows.append(piece.float().cpu())
             progress(f"features of {split.name}", sum(map(len, rows)), total)
-    made = torch.cat(rows).view(views, len(split), -1)
-    cache.put(key, made)
-    return made
+    computed = torch.cat(rows).view(views, len(split), -1)
+    cache.put(key, computed)
+    return computed
 
 
-def passed(
+def iterate_features(
     model: nn.Module,
     split: Split,
     view: str = "eval",
     *,
     seed: int = 0,
     number: int = 0,
-    batch: int = 256,
+    batch_size: int = 256,
     workers: int = 0,
 ) -> Iterator[Tensor]:
-    """Features of one view of every picture, in order, some at a time."""
+    """Yield the features of one view of every image, in order, a batch at a time."""
     encoder = encoder_of(model)
     device = next(iter(encoder.parameters())).device
     before = model.training
     model.eval()
     try:
-        seen = getattr(encoder.transforms, view)
-        for pictures in Batches(split, seen, size=batch, seed=seed, epoch=number, workers=workers):
-            yield model(pictures.images.to(device))
+        transform = getattr(encoder.transforms, view)
+        for batch in Batches(split, transform, size=batch_size, seed=seed, epoch=number, workers=workers):
+            yield model(batch.images.to(device))
     finally:
         model.train(before)
 
@@ -164,4 +176,4 @@ def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> st
     pixels = asdict(encoder.transforms.pixels)
     drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
     own = {"pictures": content_hash(split), "pixels": str(pixels), "view": drawn, "version": _VERSION}
-    return combined_hash({**identity(model), "config": encoder.config_words, **own})
+    return combined_hash({**feature_identity(model), "config": encoder.config_words, **own})

@@ -1,4 +1,4 @@
-"""Making task vectors: an encoder fine-tuned on a task, in its weights or in its tangent space."""
+"""Fine-tune an encoder on a task, in its weights or in its tangent space, to make a task vector."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import nn
 
 from aniso.compose import Tangent
 from aniso.data import Labelled
-from aniso.learn._training.loop import Row
 from aniso.learn._training.trainable import Trainable
 from aniso.learn.fit import fit
 from aniso.learn.objectives import CrossEntropy
-from aniso.learn.schedule import Schedule
 from aniso.models import Encoder, Wrapped
 from aniso.progress import ProgressCallback
+from aniso.records import EpochRow
+from aniso.schedule import Schedule
 from aniso.vectors.block import tied_names
 from aniso.weights import TensorMap
 
 PAPER = Schedule(epochs=10, lr=1e-5)
-"""The paper's recipe for CLIP; epochs differ by data set, see ``epochs`` in the cards."""
+"""The paper's schedule for CLIP; epochs differ by dataset, see ``epochs`` in the catalogue."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A fine-tuned model's weights under the base's names, and the mean loss of every epoch."""
+    """Result of ``finetune``: weights under the base's names, and the mean loss of every epoch."""
 
     weights: TensorMap
     losses: tuple[float, ...]
     model: nn.Module
-    """The model itself: for a linearised one its output is not that of its weights."""
+    """The fine-tuned model; if linearised, its outputs are not those of ``weights``."""
 
 
 def finetune(
@@ -46,15 +46,15 @@ def finetune(
     allow_env_change: bool = False,
     workers: int = 0,
     progress: ProgressCallback | None = None,
-    epoch_done: Callable[[Row], None] | None = None,
+    epoch_done: Callable[[EpochRow], None] | None = None,
 ) -> Tuned:
-    """Train the image encoder, with class weights from prompts as a frozen head; the last epoch is kept.
+    """Fine-tune the image encoder with frozen class weights from prompts; the last epoch is kept.
 
     The other options are those of ``fit``.
     """
-    trained = Trainable.weights(encoder, linearised=linearised)
+    trainable = Trainable.weights(encoder, linearised=linearised)
     done = fit(
-        trained,
+        trainable,
         CrossEntropy(split),
         schedule,
         seed=seed,
@@ -65,14 +65,14 @@ def finetune(
         progress=progress,
         epoch_done=epoch_done,
     )
-    return Tuned(
-        tuned_weights(encoder, trained), tuple(row["loss"] for row in done.history[1:]), trained.model
-    )
+    losses = tuple(row.loss for row in done.history if row.loss is not None)
+    return Tuned(tuned_weights(encoder, trainable), losses, trainable.model)
 
 
-def tuned_weights(encoder: Wrapped, trained: Trainable) -> TensorMap:
-    """All of the model's weights, those that were trained as they are now."""
-    moved = trained.model.tuned() if isinstance(trained.model, Tangent) else trained.copied()
-    tied = tied_names(encoder.weight_source())  # all names of a tensor get what was trained under one
+def tuned_weights(encoder: Wrapped, trainable: Trainable) -> TensorMap:
+    """Return all weights of the model, with the current values of those that are trained."""
+    model = trainable.model
+    moved = model.tuned() if isinstance(model, Tangent) else trainable.copied()
+    tied = tied_names(encoder.weight_source())  # tied names share one trained tensor
     weights = {name: moved.get(tied.get(name, name), old) for name, old in encoder.state_dict().items()}
     return TensorMap(weights, encoder.name, config=encoder.model_config)

@@ -1,7 +1,7 @@
-"""The gradient of an objective by the base's weights: one pass over the pictures, whatever the bank holds.
+"""The gradient of an objective with respect to the base's weights: one pass over the data for any bank.
 
 At zero coefficients dL/dlambda_ij is the inner product of cell ij with the gradient of block j. So one
-gradient serves any number of vectors, all on a common scale.
+gradient gives the scores of any number of vectors, all on a common scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.func import functional_call
 from aniso.data import Batch, Batches
 from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.heads import Classifier
-from aniso.learn.objectives import DataTerm, Objective, Seen, answered
+from aniso.learn.objectives import DataTerm, Objective, TermInputs, logits_of
 from aniso.learn.unwrap import head_for
 from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
@@ -29,13 +29,13 @@ from aniso.vectors.block import tied_names
 @final
 @dataclass(frozen=True)
 class WeightGradient:
-    """By the model's own names; blocks are put together as a bank divides them."""
+    """A gradient by the names of the model's tensors."""
 
     encoder: Wrapped
     tensors: Mapping[str, Tensor]
 
     def blocks(self, bank: Bank) -> dict[str, Tensor]:
-        """Of every block of the bank. Blocks that are whole tensors share their memory."""
+        """Return the gradient of every block of a bank. Blocks that are whole tensors share their memory."""
         layout = bank.over(self.encoder.weight_source()).layout
         return {block.name: self._of(block) for block in layout.blocks}
 
@@ -47,15 +47,15 @@ def weight_gradient(
     encoder: Wrapped,
     objective: Objective,
     *,
-    batch: int = 64,
+    batch_size: int = 64,
     seed: int = 0,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> WeightGradient:
-    """Every term's mean over all its pictures, seen once each as they are in training."""
+    """Return the gradient of every term's mean over its split, each item seen once as in training."""
     if not objective.data_terms:
         raise UsageError(
-            "OBJECTIVE", "there is no split to take a gradient over", fix="add CrossEntropy(split)"
+            "OBJECTIVE", "the objective has no split to take a gradient over", fix="add CrossEntropy(split)"
         )
     device = next(encoder.parameters()).device
     leaves = _leaves(encoder)
@@ -63,18 +63,17 @@ def weight_gradient(
     encoder.eval()
     try:
         for weight, term in objective.data_terms:
-            _require_plain(term)
+            _require_fixed_targets(term)
             head = head_for(encoder, term.split)
             views = term.views(encoder)
-            size = min(batch, term.split.at_once)
-            pass_ = Batches(term.split, *views, size=size, seed=seed, workers=workers)
+            size = min(batch_size, term.split.at_once)
             done = 0
-            for pictures in pass_:
-                seen = _seen(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, pictures)
-                loss = weight * term.loss(seen) * (len(pictures) / len(term.split))
-                _require_finite(loss, term, pictures)
+            for batch in Batches(term.split, *views, size=size, seed=seed, workers=workers):
+                inputs = _inputs(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, batch)
+                loss = weight * term.loss(inputs) * (len(batch) / len(term.split))
+                _require_finite(loss, term, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                done += len(pictures)
+                done += len(batch)
                 if progress:
                     progress(f"gradient on {term.split.name}", done, len(term.split))
     finally:
@@ -83,7 +82,7 @@ def weight_gradient(
 
 
 def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[str, float]:
-    """dL/dlambda of each of a vector's blocks, at zero coefficients. One of its blocks is in memory."""
+    """Return dL/dlambda of each of a vector's blocks at zero coefficients, one block in memory at a time."""
     found = {block.name: vector[block.name].along(gradient[block.name]) for block in vector.blocks}
     bad = [block for block, value in found.items() if not abs(value) < float("inf")]
     if bad:
@@ -96,15 +95,15 @@ def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _seen(model: Callable[[Tensor], Tensor], head: Classifier | None, pictures: Batch) -> Seen:
-    features = model(torch.cat(pictures.views))
-    own = torch.split(features, [len(view) for view in pictures.views])
-    labels = None if pictures.labels is None else pictures.labels.to(features.device)
-    return Seen(tuple(own), answered(head, own), labels)
+def _inputs(model: Callable[[Tensor], Tensor], head: Classifier | None, batch: Batch) -> TermInputs:
+    features = model(torch.cat(batch.views))
+    own = torch.split(features, [len(view) for view in batch.views])
+    labels = None if batch.labels is None else batch.labels.to(features.device)
+    return TermInputs(tuple(own), logits_of(head, own), labels)
 
 
 def _leaves(encoder: Wrapped) -> dict[str, Tensor]:
-    """Every tensor that a block has a part in, under all of its names; a tied one is one leaf."""
+    """Every tensor that belongs to a block, under all of its names; a tied tensor is one leaf."""
     places = encoder.layout.places
     own: dict[int, Tensor] = {}
     named = chain(
@@ -122,20 +121,20 @@ def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def _require_plain(term: DataTerm) -> None:
-    if term.trusted_share:
+def _require_fixed_targets(term: DataTerm) -> None:
+    if not term.fixed_targets:
         raise UsageError(
             "OBJECTIVE",
-            f"'{printable(term.name)}' learns from its own answers, which have no gradient to choose by",
-            fix="choose at random or by features, or choose by labelled pictures",
+            f"'{printable(term.name)}' learns from its own predictions, so vectors have no fixed gradient",
+            fix="select at random or by features, or by labelled images",
         )
 
 
-def _require_finite(loss: Tensor, term: DataTerm, pictures: Batch) -> None:
+def _require_finite(loss: Tensor, term: DataTerm, batch: Batch) -> None:
     if not bool(torch.isfinite(loss)):
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {printable(term.name)} is {loss.item()}",
-            found=[term.split.label(i) for i in pictures.indices[:20]],
+            found=[term.split.label(i) for i in batch.indices[:20]],
             fix=f"look at these {term.split.things}",
         )

@@ -1,7 +1,7 @@
-"""Learning coefficients from losses alone: no gradient, so no more memory than a forward pass takes.
+"""Gradient-free optimisation of coefficients: it needs no more memory than a forward pass.
 
-An evolution strategy of nevergrad's proposes coefficients and is told their loss. Good for a few
-coefficients, of whole vectors say; for thousands it needs more tries than most can wait for.
+An evolution strategy of nevergrad proposes coefficients and is given their loss. It suits few coefficients,
+such as one per vector; thousands need more evaluations than is practical.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch import Tensor
 from aniso.compose import Composition
 from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
-from aniso.learn._training.loop import Row
-from aniso.learn._training.validation import Validation, worth
+from aniso.learn._training.validation import Validation, scores
 from aniso.learn.fit import Fit
 from aniso.learn.keep import Keep, Last
-from aniso.learn.objectives import Objective, Seen, Term, answered
+from aniso.learn.objectives import Objective, Term, TermInputs, logits_of
 from aniso.learn.unwrap import head_for
 from aniso.progress import ProgressCallback
+from aniso.records import EpochRow
 
 LOOKS = 10
-"""How often on the way it is measured what the best so far is worth."""
+"""How often the best coefficients so far are validated during a run."""
 _AT_ONCE = 64
-_CORRELATED = 500  # coefficients of which each is seen together with each other; of more, each alone
-_STEP = 0.1  # of the first tries; coefficients that help are of this size, the bounds are far beyond
+_CORRELATED = 500  # coefficients: up to here with a full covariance matrix, beyond with its diagonal
+_STEP = 0.1  # first step size: coefficients that help are of this size, the bounds far beyond
 
 
 def evolve(
@@ -47,21 +47,22 @@ def evolve(
     seed: int = 0,
     workers: int = 0,
     progress: ProgressCallback | None = None,
-    look_done: Callable[[Row], None] | None = None,
+    look_done: Callable[[EpochRow], None] | None = None,
 ) -> Fit:
-    """Minimise an objective over coefficients from ``-bound`` to ``bound`` with so many evaluations.
+    """Minimise an objective over coefficients from ``-bound`` to ``bound``, without gradients.
 
-    Each is a pass over all pictures, with the same views every time. ``parallel`` are proposed at once, and
-    evaluated side by side. ``keep`` chooses among the looks that are taken on the way, the base
-    included; what ``fit`` gives for epochs is given for looks.
+    Each of the ``evaluations`` is a pass over all data, with the same views every time; ``parallel`` of them
+    run at once, each in a thread. The best coefficients so far are validated ten times during the run, and
+    ``keep`` chooses among these looks, the base included. The history has a row for every look.
     """
     nevergrad = _nevergrad()
     whole = objective if isinstance(objective, Objective) else objective * 1.0
-    _require_sense(whole, evaluations, bound, parallel)
+    _require_options(whole, evaluations, bound, parallel)
     keep = keep or Last()
     looks = _Looks(composition, keep, workers)
     looks.take(0, None)
-    _tell(look_done, looks.history[-1])
+    row_done = look_done or (lambda row: None)
+    row_done(looks.history[-1])
     optimiser = _optimiser(nevergrad, composition.values.numel(), bound, evaluations, parallel, seed)
     best: tuple[float, Tensor] | None = None
     done = 0
@@ -82,13 +83,13 @@ def evolve(
             if done * LOOKS // evaluations > before * LOOKS // evaluations and best is not None:
                 _put(composition, best[1])
                 looks.take(done, best[0])
-                _tell(look_done, looks.history[-1])
+                row_done(looks.history[-1])
     kept = looks.settle()
     return Fit(tuple(looks.history), kept, composition.coefficients)
 
 
 def _optimiser(nevergrad: Any, count: int, bound: float, evaluations: int, parallel: int, seed: int) -> Any:
-    """CMA by name: NGOpt may choose what fails with numpy 2.4, knows no seed, or leaves a thread waiting."""
+    """CMA by name: NGOpt may choose one that fails with numpy 2.4, ignores the seed, or leaves a thread."""
     zero = numpy.zeros(count)
     space = nevergrad.p.Array(init=zero)
     space.random_state = numpy.random.RandomState(seed % 2**32)
@@ -96,51 +97,39 @@ def _optimiser(nevergrad: Any, count: int, bound: float, evaluations: int, paral
         space = space.set_bounds(-bound, bound).set_mutation(sigma=min(_STEP, bound / 3))
         kind = nevergrad.optimizers.CMA if count <= _CORRELATED else nevergrad.optimizers.DiagonalCMA
         made = kind(parametrization=space, budget=evaluations, num_workers=parallel)
-        made.suggest(zero)  # the base is tried first
+        made.suggest(zero)  # the base is evaluated first
     return made
 
 
 @final
 class _Looks:
-    """What the best so far was worth at times, and the values it had."""
+    """Validates the best coefficients so far, and remembers their values."""
 
     def __init__(self, composition: Composition, keep: Keep, workers: int) -> None:
         self._composition = composition
         self._keep = keep
-        self._gauge = Validation(composition, keep, workers=workers)
+        self._validation = Validation(composition, keep, workers=workers)
         self._values: list[Tensor] = []
-        self._read: tuple[str, ...] = ()
-        self.history: list[Row] = []
+        self._measured: dict[str, dict[str, float]] = {}
+        self.history: list[EpochRow] = []
 
     @property
     def ended(self) -> bool:
-        return self._keep.ends([worth(row) for row in self.history])
+        return self._keep.ends([scores(row) for row in self.history])
 
     def take(self, evaluations: int, loss: float | None) -> None:
         values = self._composition.values.detach().clone()
-        if self._values and torch.equal(values, self._values[-1]):
-            read = {key: self.history[-1][key] for key in self._read}
-        else:
-            read = self._gauge.read()
-            self._read = tuple(read)
+        if not self._values or not torch.equal(values, self._values[-1]):
+            self._measured = self._validation.measure()
         self._values.append(values)
-        self.history.append(
-            {
-                "epoch": len(self.history),
-                "evaluations": evaluations,
-                "loss": loss,
-                "terms": {},
-                **read,
-                "kept": False,
-            }
-        )
+        fields = {"epoch": len(self.history), "evaluations": evaluations, "loss": loss, "terms": {}}
+        self.history.append(EpochRow.model_validate({**fields, **self._measured, "kept": False}))
         kept = self._kept
-        for i, row in enumerate(self.history):
-            row["kept"] = i == kept
+        self.history = [row.model_copy(update={"kept": i == kept}) for i, row in enumerate(self.history)]
 
     @property
     def _kept(self) -> int:
-        return self._keep.choose([worth(row) for row in self.history])
+        return self._keep.choose([scores(row) for row in self.history])
 
     def settle(self) -> int:
         _put(self._composition, self._values[self._kept])
@@ -149,7 +138,7 @@ class _Looks:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optimisers warn of budgets and bounds that are too small for them, and draw from numpy's generator."""
+    """Silence nevergrad's warnings about small budgets, and restore numpy's global generator."""
     before = numpy.random.get_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -166,23 +155,25 @@ def _put(composition: Composition, values: Tensor) -> None:
 
 @torch.no_grad()
 def objective_loss(composition: Composition, objective: Objective, seed: int = 0) -> float:
-    """Of the composition as it is, over all pictures."""
+    """Return the loss of a composition as it is, over all data."""
     device = composition.values.device
     total = 0.0
     for weight, term in objective.data_terms:
         head = head_for(composition, term.split)
         views = term.views(composition)
         size = min(_AT_ONCE, term.split.at_once)
-        for pictures in Batches(term.split, *views, size=size, seed=seed):
-            own = tuple(composition(view.to(device)).float() for view in pictures.views)
-            labels = None if pictures.labels is None else pictures.labels.to(device)
-            loss = float(term.loss(Seen(own, answered(head, own), labels)))
-            total += weight * loss * len(pictures) / len(term.split)
+        for batch in Batches(term.split, *views, size=size, seed=seed):
+            own = tuple(composition(view.to(device)).float() for view in batch.views)
+            labels = None if batch.labels is None else batch.labels.to(device)
+            loss = float(term.loss(TermInputs(own, logits_of(head, own), labels)))
+            total += weight * loss * len(batch) / len(term.split)
     for weight, value_term in objective.value_terms:
         total += weight * float(value_term.loss(composition.values, composition.index))
     if not abs(total) < float("inf"):
         raise NumericalError(
-            "LEARN-NONFINITE", f"the loss of a try is {total}", fix="a smaller bound, or look at the pictures"
+            "LEARN-NONFINITE",
+            f"the loss of an evaluation is {total}",
+            fix="use a smaller bound, or look at the data",
         )
     return total
 
@@ -192,10 +183,10 @@ Losses = Callable[[Sequence[Tensor]], list[float]]
 
 @contextmanager
 def _evaluated(composition: Composition, objective: Objective, seed: int, parallel: int) -> Iterator[Losses]:
-    """A function that gives the losses of several tries."""
+    """Yield a function that returns the losses of several sets of coefficients."""
     composition.eval()
     if parallel == 1:
-        yield lambda tries: [_loss_at(composition, objective, seed, values) for values in tries]
+        yield lambda points: [_loss_at(composition, objective, seed, values) for values in points]
         return
     # threads, not processes: torch does not hold Python's lock while it computes, and nothing has to be sent
     before = torch.get_num_threads()
@@ -215,7 +206,7 @@ def _evaluated(composition: Composition, objective: Objective, seed: int, parall
         with ThreadPoolExecutor(
             parallel, "aniso-try", torch.set_num_threads, (max(1, before // parallel),)
         ) as pool:
-            yield lambda tries: list(pool.map(loss, tries))
+            yield lambda points: list(pool.map(loss, points))
     finally:
         torch.set_num_threads(before)
 
@@ -225,17 +216,17 @@ def _loss_at(composition: Composition, objective: Objective, seed: int, values: 
     return objective_loss(composition, objective, seed)
 
 
-def _require_sense(objective: Objective, evaluations: int, bound: float, parallel: int) -> None:
+def _require_options(objective: Objective, evaluations: int, bound: float, parallel: int) -> None:
     fine = evaluations >= 1 and parallel >= 1 and 0 < bound < float("inf")
-    trusting = [term.name for _, term in objective.data_terms if term.trusted_share]
-    if not fine or not objective.data_terms or trusting:
+    changing = [term.name for _, term in objective.data_terms if not term.fixed_targets]
+    if not fine or not objective.data_terms or changing:
         raise UsageError(
             "OBJECTIVE",
-            "there is nothing to try"
+            "gradient-free optimisation needs an objective with fixed targets"
             if fine
-            else f"{evaluations} evaluations, {parallel} at once, to {bound}?",
-            found=", ".join(trusting),
-            expected="an objective with a fixed loss, evaluations and tries from 1 on, a bound above 0",
+            else f"evolve cannot run {evaluations} evaluations, {parallel} at once, with bound {bound}",
+            found=", ".join(changing),
+            expected="evaluations and parallel of at least 1, a bound above 0",
             fix="CrossEntropy(split), evaluations=500",
         )
 
@@ -245,11 +236,8 @@ def _nevergrad() -> Any:
         import nevergrad
     except ImportError:
         raise UsageError(
-            "MODEL-LIBRARY", "learning without gradients is nevergrad's", fix="pip install 'aniso[evolve]'"
+            "MODEL-LIBRARY",
+            "gradient-free optimisation needs nevergrad, which is not installed",
+            fix="pip install 'aniso[evolve]'",
         ) from None
     return nevergrad
-
-
-def _tell(listener: Callable[[Row], None] | None, row: Row) -> None:
-    if listener:
-        listener(row)

@@ -1,43 +1,46 @@
-"""Which epoch's result is kept: pure functions of what was measured, the start included."""
+"""Keep rules: which epoch's values are kept, as a pure function of the scores so far."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from aniso.data import Labelled, TextDataset
 from aniso.errors import UsageError, printable
+from aniso.records import JsonValue
 
 Measured = Mapping[str, float]
-"""Accuracies after an epoch, and likelihoods of tokens, by the name of the split."""
-_ROUNDING = 1e-9  # less than a picture is worth: at the floor exactly is not below it
+"""Scores after an epoch by the name of the split: accuracy, or for text 1 / perplexity."""
+_ROUNDING = 1e-9  # less than one image is worth: exactly at the floor is not below it
 
 
 class Keep(ABC):
-    """What to measure after every epoch, and which epoch that makes the best so far."""
+    """Says what to measure after every epoch, and which epoch is the best so far."""
 
     @property
     @abstractmethod
-    def splits(self) -> tuple[Labelled | TextDataset, ...]: ...
+    def splits(self) -> tuple[Labelled | TextDataset, ...]:
+        """The splits that are measured after every epoch."""
 
     @abstractmethod
     def choose(self, history: Sequence[Measured]) -> int:
-        """The place of the epoch to keep; the first is the start, before any step."""
+        """Return the number of the epoch to keep; 0 is the start, before any step."""
 
     def ends(self, history: Sequence[Measured]) -> bool:
-        """Whether going on makes no sense."""
+        """Return True if training further cannot change the choice."""
         return False
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]: ...
+    def identity(self) -> dict[str, JsonValue]:
+        """Everything the choice depends on, as JSON data."""
 
 
 @final
 @dataclass(frozen=True)
 class Last(Keep):
-    """The last epoch. Nothing is measured, so no labelled split is needed beside the one learned from."""
+    """Keep the last epoch. Nothing is measured, so no validation split is needed."""
 
     @property
     def splits(self) -> tuple[Labelled, ...]:
@@ -46,16 +49,16 @@ class Last(Keep):
     def choose(self, history: Sequence[Measured]) -> int:
         return len(history) - 1
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         return {"keep": "last"}
 
 
 @final
 @dataclass(frozen=True, init=False)
 class Best(Keep):
-    """The highest mean accuracy, each relative to a reference where one is given; the first of equals.
+    """Keep the epoch with the highest mean accuracy over splits; of equals the first.
 
-    Of texts it is the likelihood of a token that counts, one by the perplexity.
+    Accuracies are divided by ``references`` where given. For text the score is 1 / perplexity.
     """
 
     _splits: tuple[Labelled | TextDataset, ...]
@@ -68,13 +71,15 @@ class Best(Keep):
         object.__setattr__(self, "references", dict(references or {}))
         low = {name: value for name, value in self.references.items() if not value > 0}
         if low:
-            raise UsageError("KEEP", f"a reference of {printable(low)} cannot be divided by", fix="above 0")
+            raise UsageError(
+                "KEEP", f"accuracy cannot be divided by a reference of {printable(low)}", fix="above 0"
+            )
         names = [split.name for split in self._splits]
         unknown = [name for name in self.references if name not in names]
         if unknown:
             raise UsageError(
                 "KEEP",
-                f"there is a reference for '{printable(unknown[0])}', which is not measured",
+                f"there is a reference for '{printable(unknown[0])}', which is not one of the splits",
                 expected=", ".join(names),
                 fix="name references like splits",
             )
@@ -90,25 +95,25 @@ class Best(Keep):
         scores = [measured[s.name] / self.references.get(s.name, 1.0) for s in self._splits]
         return sum(scores) / len(scores)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         return {"keep": "best", **_identity(self._splits), "references": dict(self.references)}
 
 
 @final
 @dataclass(frozen=True)
 class Lowest(Keep):
-    """The lowest accuracy on a target while a control keeps ``floor`` of what it had at the start."""
+    """Keep the epoch with the lowest target accuracy at which the control keeps ``floor`` of its accuracy."""
 
     target: Labelled
     control: Labelled
     floor: float = 0.95
     stop: bool = True
-    """End once the control has fallen below the floor."""
+    """End training once the control has fallen below the floor."""
 
     def __post_init__(self) -> None:
         _chosen_by((self.target, self.control))
         if not 0 <= self.floor <= 1:
-            raise UsageError("KEEP", f"a floor of {self.floor} makes no sense", expected="0 to 1", fix="0.95")
+            raise UsageError("KEEP", f"the floor cannot be {self.floor}", expected="0 to 1", fix="0.95")
 
     @property
     def splits(self) -> tuple[Labelled, ...]:
@@ -125,34 +130,34 @@ class Lowest(Keep):
     def _fell(self, history: Sequence[Measured], i: int) -> bool:
         return history[i][self.control.name] < self.floor * history[0][self.control.name] - _ROUNDING
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         return {"keep": "lowest", **_identity(self.splits), "floor": self.floor, "stop": self.stop}
 
 
-def _identity(splits: Sequence[Labelled | TextDataset]) -> dict[str, Any]:
+def _identity(splits: Sequence[Labelled | TextDataset]) -> dict[str, JsonValue]:
     classes = [split.classes.key for split in splits if isinstance(split, Labelled)]
     return {"splits": [split.manifest for split in splits], "classes": classes}
 
 
 def _chosen_by(splits: Sequence[Labelled | TextDataset]) -> tuple[Labelled | TextDataset, ...]:
-    """Splits with labels that a choice may be made by."""
+    """Return the splits if an epoch may be chosen by them; raise an error if not."""
     for split in splits:
         if not isinstance(split, Labelled | TextDataset) or not len(split):
             raise UsageError(
                 "KEEP",
-                "an epoch is chosen by texts, or by pictures with labels, at least one",
+                "a keep rule needs texts, or images with labels, at least one",
                 found=printable(split),
                 fix="task.val",
             )
         if split.role == "test":
             raise UsageError(
                 "LEARN-TEST",
-                f"{split.name} is for testing: nothing is chosen by it",
+                f"{split.name} is for testing: an epoch cannot be chosen by it",
                 fix="task.val, or keep the last epoch",
             )
     names = [split.name for split in splits]
     if not splits or len(set(names)) < len(names):
         raise UsageError(
-            "KEEP", "an epoch is chosen by one split or several, each once", found=names, fix="task.val"
+            "KEEP", "a keep rule needs one split or several, each once", found=names, fix="task.val"
         )
     return tuple(splits)

@@ -1,4 +1,4 @@
-"""Texts as a model reads them, and how well it guesses them."""
+"""Text datasets for a language model, and its score on them."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ LENGTH = 512
 @final
 @dataclass(frozen=True)
 class LanguageScore:
-    """How well tokens were guessed, each from those before it."""
+    """How well a language model predicts tokens, each from those before it."""
 
-    lost: float
-    """The sum of -log p."""
+    total_loss: float
+    """Sum of -log p over all tokens."""
     tokens: int
-    right: int
-    """Those that were thought the likeliest."""
+    correct: int
+    """Tokens that were the most likely prediction."""
 
     @property
     def loss(self) -> float:
-        return self.lost / self.tokens
+        """Mean -log p of a token."""
+        return self.total_loss / self.tokens
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))  # beyond that there is no such number
+        return math.exp(min(self.loss, 700.0))  # a float holds no larger number
 
     @property
     def likelihood(self) -> float:
-        """Of a token, as a geometric mean: one by the perplexity."""
+        """Geometric mean of p(token), which is 1 / perplexity."""
         return math.exp(-self.loss)
 
 
 def text_dataset(
     model: LanguageModel, examples: Sequence[Example], name: str, role: str = "", *, length: int | None = None
 ) -> TextDataset:
-    """Examples as rows of tokens, none longer than ``length``, or than the model can read."""
+    """Tokenise examples into rows of at most ``length`` tokens (default: 512, or what the model can read)."""
     length = min(LENGTH, model.longest) if length is None else length
     rows, places, short = [], [], []
     for example in examples:
@@ -65,23 +66,25 @@ def text_dataset(
     if short:
         often = "1 example is" if len(short) == 1 else f"{len(short)} examples are"
         notes = (f"{often} longer than {length} tokens and cut, first: {_name(short[0])}",)
-    made = TextDataset(name, rows, places, length, role, notes)
-    _require_guesses(made)
-    return made
+    dataset = TextDataset(name, rows, places, length, role, notes)
+    _require_targets(dataset)
+    return dataset
 
 
 def _name(where: str) -> str:
-    """Without directories: notes are part of records."""
+    """The file's name without directories: notes are part of records."""
     return where.rpartition("/")[2]
 
 
-def _require_guesses(made: TextDataset) -> None:
-    idle = [made.places[i] for i, (_, guessed) in enumerate(made.rows) if not bool((guessed >= 0).any())]
-    if idle:
+def _require_targets(dataset: TextDataset) -> None:
+    empty = [
+        dataset.places[i] for i, (_, targets) in enumerate(dataset.rows) if not bool((targets >= 0).any())
+    ]
+    if empty:
         raise InputError(
             "DATA-TEXT",
-            f"{len(idle)} rows of {made.name} have no token to guess",
-            first=printable(idle[0]),
+            f"{len(empty)} rows of {dataset.name} have no token to predict",
+            first=printable(empty[0]),
             fix="texts of two tokens or more, or a prompt before them",
         )
 
@@ -91,28 +94,28 @@ def evaluate_lm(
     model: nn.Module,
     split: TextDataset,
     *,
-    batch: int = TextDataset.at_once,
+    batch_size: int = TextDataset.at_once,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> LanguageScore:
-    """How well a model, or a composition, guesses a split."""
+    """Return how well a language model, or a composition of one, predicts a text dataset."""
     device = next(language_model_of(model).parameters()).device
     before = model.training
     model.eval()
     done, total = 0, torch.zeros(3, dtype=torch.float64)
     try:
-        for texts in Batches(split, Padded(split.length), size=batch, workers=workers):
+        for texts in Batches(split, Padded(split.length), size=batch_size, workers=workers):
             total += model(texts.views[0].to(device)).double().sum(0).cpu()
             done += len(texts)
             if progress:
                 progress(split.name, done, len(split))
     finally:
         model.train(before)
-    lost, tokens, right = total.tolist()
-    if not math.isfinite(lost):
+    total_loss, tokens, correct = total.tolist()
+    if not math.isfinite(total_loss):
         raise NumericalError(
             "LEARN-NONFINITE",
-            f"the loss on {split.name} is {lost}",
+            f"the loss on {split.name} is {total_loss}",
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )
-    return LanguageScore(lost, int(tokens), int(right))
+    return LanguageScore(total_loss, int(tokens), int(correct))

@@ -1,4 +1,4 @@
-"""LoRA adapters of the image encoder, trained and written by PEFT."""
+"""LoRA adapters, made and written by PEFT."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from aniso.vectors import Kind
 from aniso.weights.atomic import atomic_directory
 
 ALPHA = 32
-"""The paper's, for every rank."""
+"""The paper's alpha, for every rank."""
 
 
 @final
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank updates of attention and MLP matrices; ``trained`` is what ``fit`` takes."""
+    """A LoRA on attention and MLP layers of a model's copy; ``trained`` is what ``fit`` takes."""
 
     trained: Trainable
     _wrapped: Any
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
-        """As PEFT writes it, and everything that reads PEFT's adapters reads it."""
+        """Write the adapter as PEFT does: adapter_config.json and adapter_model.safetensors."""
         with atomic_directory(directory, overwrite=overwrite) as place:
-            self._wrapped.save_pretrained(place, save_embedding_layers=False)  # else it asks the network
+            self._wrapped.save_pretrained(place, save_embedding_layers=False)  # else PEFT asks the hub
 
 
 Layers = Literal["attention", "mlp", "both"]
@@ -46,7 +46,7 @@ _KINDS: dict[Layers, tuple[Kind, ...]] = {
 def adapter(
     encoder: Wrapped, rank: int, *, layers: Layers = "both", alpha: int = ALPHA, seed: int = 0
 ) -> Adapter:
-    """An adapter that changes nothing yet, on a copy of the encoder."""
+    """Return a new adapter on a copy of the encoder; it changes nothing until it is trained."""
     peft = _peft()
     if rank < 1:
         raise UsageError("USAGE", f"a LoRA cannot have rank {rank}", expected="1 or more", fix="--lora 16")
@@ -55,26 +55,26 @@ def adapter(
     with torch.random.fork_rng([]):
         torch.manual_seed(
             sampling.number("lora", seed)
-        )  # PEFT draws the first factors from torch's own chance
+        )  # PEFT draws the factors from torch's global generator
         config = peft.LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=_inputs_first(own)
         )
         wrapped = peft.get_peft_model(own._network, config)
-    wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # and not a place on this disk
+    wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # not a path on this disk
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
-    own_words = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
-    own_words |= {} if layers == "both" else {"layers": layers}
-    identity = {**encoder.identity(), **own_words}
+    options = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
+    options |= {} if layers == "both" else {"layers": layers}
+    identity = {**encoder.identity(), **options}
     return Adapter(Trainable(own, tensors, identity), wrapped)
 
 
 def _inputs_first(encoder: Wrapped) -> bool:
-    """Whether its layers keep inputs before outputs, as GPT-2's do."""
+    """True if weights are stored as inputs x outputs, as in GPT-2."""
     return any(type(module).__name__ == "Conv1D" for module in encoder.modules())
 
 
 def _targets(encoder: Wrapped, layers: Layers) -> list[str] | str:
-    """The attention and MLP layers, by name; of a language model all but its last, as PEFT finds them."""
+    """Names of the layers to adapt; for a language model all linear layers but the last, found by PEFT."""
     if isinstance(encoder, LanguageModel) and layers == "both":
         return "all-linear"
     modules = dict(encoder._network.named_modules())
@@ -94,6 +94,8 @@ def _peft() -> Any:
         import peft
     except ImportError:
         raise UsageError(
-            "MODEL-LIBRARY", "LoRA adapters are trained by PEFT", fix="pip install 'aniso[peft]'"
+            "MODEL-LIBRARY",
+            "LoRA adapters need PEFT, which is not installed",
+            fix="pip install 'aniso[peft]'",
         ) from None
     return peft

@@ -1,4 +1,4 @@
-"""The model behind a composition, for what is not its weights' business."""
+"""The encoder or language model inside a composition, and the classifier for a split."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from aniso.models import Encoder, LanguageModel, Wrapped
 
 
 def encoder_of(model: nn.Module) -> Encoder:
-    """The encoder behind a model or a composition."""
-    inner = _inside(model)
+    """Return the encoder inside a model or a composition."""
+    inner = _unwrap(model)
     if isinstance(inner, Encoder):
         return inner
-    raise _is_no(inner, "encoder", "load_model")
+    raise _wrong_model(inner, "encoder", "load_model")
 
 
 def language_model_of(model: nn.Module) -> LanguageModel:
-    """The language model behind a model or a composition."""
-    inner = _inside(model)
+    """Return the language model inside a model or a composition."""
+    inner = _unwrap(model)
     if isinstance(inner, LanguageModel):
         return inner
-    raise _is_no(inner, "language model", "load_language_model")
+    raise _wrong_model(inner, "language model", "load_language_model")
 
 
-def _is_no(inner: nn.Module, what: str, maker: str) -> UsageError:
+def _wrong_model(inner: nn.Module, what: str, maker: str) -> UsageError:
     return UsageError(
         "MODEL-NAME",
-        f"a {type(inner).__name__} is no {what}",
+        f"a {type(inner).__name__} is not a{'n' if what[0] in 'aeiou' else ''} {what}",
         expected=f"a model from {maker}, or a composition of one",
         fix=f"aniso.{maker}(...)",
     )
 
 
 def model_of(model: nn.Module) -> Wrapped:
-    """Whichever of the two is behind it."""
-    inner = _inside(model)
+    """Return the language model or encoder inside a model or a composition."""
+    inner = _unwrap(model)
     return inner if isinstance(inner, LanguageModel) else encoder_of(model)
 
 
 def head_for(model: nn.Module, split: Split | TextDataset, own: Head | None = None) -> Classifier | None:
-    """What answers: a head of its own, or class weights from prompts.
+    """Return the classifier for a split: ``own``, or class weights from prompts.
 
-    Nothing does for texts, of which language models say it all themselves.
+    None for text, where the language model's own head is used.
     """
     if isinstance(split, TextDataset):
         return None
@@ -54,6 +54,6 @@ def head_for(model: nn.Module, split: Split | TextDataset, own: Head | None = No
     return own if own.names == split.classes.names else RestrictedHead(own, split.classes.names)
 
 
-def _inside(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     inner = model.model if isinstance(model, Composition) else getattr(model, "_module", model)
     return inner.model if isinstance(inner, FactorModel) else inner

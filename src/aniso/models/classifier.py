@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from aniso.errors import InputError, UnsafeError, UsageError, printable
+from aniso.json_value import JsonObject
 from aniso.models.architectures import IMAGE_CLASSIFIER
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import bounded, fitting_pixels
@@ -48,7 +49,7 @@ def _is_timm(said: Mapping[str, Any]) -> bool:
     return said.get("model_type") == "timm_wrapper" or ("architecture" in said and "model_type" not in said)
 
 
-def _timm_directory(path: Path, said: dict[str, Any], weights: Ref, name: str) -> Encoder:
+def _timm_directory(path: Path, said: JsonObject, weights: Ref, name: str) -> Encoder:
     """Load a timm model from a directory: a registered architecture with plain settings."""
     file, architecture = printable(path / "config.json"), str(said.get("architecture"))
     if set(architecture) & set("/:\\"):
@@ -68,7 +69,7 @@ def _timm_directory(path: Path, said: dict[str, Any], weights: Ref, name: str) -
         settings.require_no_reference(said.get(part), f"{part}.")
     settings.require_no_reference({key: said[key] for key in said if key not in _TIMM_PARTS}, "")
     with building(name):
-        arguments = settings.plain(dict(said.get("model_args") or {}), "model_args.")
+        arguments = settings.plain(dict(cast(Any, said.get("model_args") or {})), "model_args.")
         arguments = {key: arguments[key] for key in arguments if key not in _TIMM_RUNTIME}
     classes = settings.value("num_classes", said.get("num_classes"))
     if classes is not None:
@@ -83,7 +84,7 @@ _TIMM_RUNTIME = ("device", "dtype", "scriptable", "exportable", "no_jit")  # whe
 _TIMM_PIXELS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
-def _some(said: object, keys: Collection[str] | None = None) -> dict[str, Any]:
+def _some(said: object, keys: Collection[str] | None = None) -> JsonObject:
     """The entries of an object that are asked for; of anything else, none."""
     if not isinstance(said, dict):
         return {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aniso.classes import ClassList
 from aniso.errors import InputError, UsageError, printable
+from aniso.json_value import JsonObject
 from aniso.models.cache import WeightsCache
 from aniso.models.head import ClassWeights, of_prompts
 from aniso.models.transforms import Pixels, Transforms
@@ -70,7 +71,7 @@ class Encoder(Wrapped):
         """Image features, not normalised, of pictures that ``transforms`` has finished."""
         return self.family.image(self._network, images)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Its weights, what class weights are made of, and how it sees pictures."""
         pixels = asdict(self.transforms.pixels)
         return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}

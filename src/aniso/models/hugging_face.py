@@ -11,6 +11,7 @@ from typing import Any, final
 from torch import Tensor
 
 from aniso.errors import InputError, printable
+from aniso.json_value import JsonObject
 from aniso.models.architectures import CLIP as CLIPS
 from aniso.models.encoder import Encoder, Family
 from aniso.models.input_size import require_input_size
@@ -143,7 +144,7 @@ def bounded(where: object, pixels: Pixels) -> Pixels:
     return pixels
 
 
-def _require_usual(path: Path, said: dict[str, Any]) -> None:
+def _require_usual(path: Path, said: JsonObject) -> None:
     """Steps that views do not have; left out, they would change every picture without a word."""
     usual: dict[str, tuple[object, ...]] = {
         **{f"do_{step}": (None, True) for step in ("resize", "rescale", "normalize")},
@@ -164,7 +165,7 @@ def _require_usual(path: Path, said: dict[str, Any]) -> None:
         )
 
 
-def _processor(path: Path) -> dict[str, Any]:
+def _processor(path: Path) -> JsonObject:
     """A file of its own, or, from transformers 5 on, a part of the whole processor's."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path / name).is_file():
@@ -173,7 +174,7 @@ def _processor(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _object(value: object) -> dict[str, Any]:
+def _object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 

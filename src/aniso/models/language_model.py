@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.json_value import JsonObject
 from aniso.models.architectures import LANGUAGE_MODEL
 from aniso.models.load import path_of
 from aniso.models.loading import building, filled, network_of
@@ -77,7 +78,7 @@ class LanguageModel(Wrapped):
         right = (logits.argmax(-1) == guessed) & counted
         return torch.stack([losses.sum(1), counted.sum(1), right.sum(1)], 1)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Its weights, what is done with them, and how it reads texts."""
         said = {key: value for key, value in self._config.to_dict().items() if key not in _PASSING}
         config = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.json_value import JsonObject
 from aniso.models.architectures import CAUSAL, SEQUENCE_TO_SEQUENCE, Loader, Row, require_small_grid
 from aniso.models.settings import Limits, Settings
 from aniso.vectors.block_source import ACTIVATIONS, require_model
@@ -151,7 +152,7 @@ def _lacks_memory(error: Exception) -> bool:
     )
 
 
-def network_of(path: Path, said: dict[str, Any], loader: Loader, source: WeightSource) -> Any:
+def network_of(path: Path, said: JsonObject, loader: Loader, source: WeightSource) -> Any:
     """Build as ``transformers_network`` does; an error of the library says that there is no such model."""
     try:
         return transformers_network(path, said, loader, source)
@@ -170,7 +171,7 @@ def network_of(path: Path, said: dict[str, Any], loader: Loader, source: WeightS
         ) from None
 
 
-def transformers_network(path: Path, said: dict[str, Any], loader: Loader, source: WeightSource) -> Any:
+def transformers_network(path: Path, said: JsonObject, loader: Loader, source: WeightSource) -> Any:
     """Build a network of transformers as ``config.json`` describes it, its weights yet to be filled in.
 
     Only architectures of ``loader`` and only plain settings are accepted, so that nothing but the library's
@@ -181,7 +182,7 @@ def transformers_network(path: Path, said: dict[str, Any], loader: Loader, sourc
     except ImportError:
         raise needs("hf", "transformers") from None
     kind = loader.require(said.get("model_type"), path)
-    configuration = transformers.CONFIG_MAPPING[kind]
+    configuration: Any = transformers.CONFIG_MAPPING[kind]
     settings = Settings(printable(path / "config.json"), Limits.of(source)).of(said, configuration)
     config = configuration(**settings)
     require_small_grid(kind, config, path)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, UsageError, printable
+from aniso.json_value import JsonObject, as_object
 from aniso.models.encoder import Encoder, Family
 from aniso.models.hugging_face import bounded, three
 from aniso.models.loading import building, built, fill, needs, require_activation
@@ -77,8 +78,8 @@ def load_directory(
 ) -> Encoder:
     """A directory as open_clip pushes it to the hub; its configuration says which activation it has."""
     _library()
-    said = read_json(path / "open_clip_config.json")
-    config = said.get("model_cfg", said)
+    file = read_json(path / "open_clip_config.json")
+    config: Any = file.get("model_cfg", file)
     with building(path):
         config = {**config, "vision_cfg": dict(config["vision_cfg"]), "text_cfg": dict(config["text_cfg"])}
     source = _opened(path if weights is None else weights)
@@ -90,11 +91,11 @@ def load_directory(
         _agreed(name, weights, own == "quick_gelu", {}, source, activation)
     with building(path):
         config = _plain_config(path, config, source)
-    preprocess = said.get("preprocess_cfg")
+    preprocess = file.get("preprocess_cfg")
     return _build(name, config, source, preprocess if isinstance(preprocess, dict) else {}, path)
 
 
-def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -> dict[str, Any]:
+def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -> JsonObject:
     """Return an architecture of which nothing names anything outside of the directory.
 
     The name of a tokenizer is kept for messages alone: its files are looked for in the directory.
@@ -105,7 +106,8 @@ def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -
         raise _needs_another(path, text["hf_model_name"])
     settings = Settings(printable(path / "open_clip_config.json"), Limits.of(source))
     plain = settings.plain({**config, "text_cfg": text})
-    plain["text_cfg"] |= {"hf_tokenizer_name": str(tokenizer)} if tokenizer else {}
+    if tokenizer:
+        plain["text_cfg"] = {**as_object(plain["text_cfg"]), "hf_tokenizer_name": str(tokenizer)}
     return plain
 
 

@@ -110,6 +110,6 @@ class OpenClipTokens(LateTokenizer):
         return ids, cut
 
 
-def _known(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _known(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Only what is known to be data: anything else would reach functions that may run code."""
     return {name: settings[name] for name in ("context_length", *names) if name in settings}

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.json_value import JsonObject
 from aniso.weights import WeightSource
 from aniso.weights.dtypes import BITS
 
@@ -125,9 +126,9 @@ class Settings:
     where: str
     limits: Limits
 
-    def of(self, said: Mapping[str, Any], kind: Any, at: str = "") -> dict[str, Any]:
+    def of(self, said: Mapping[str, Any], kind: Any, at: str = "") -> JsonObject:
         """Return the settings to build a configuration of class ``kind`` from."""
-        out = {}
+        out: JsonObject = {}
         declared, nested = _declared(kind), sub_configurations(kind)
         for key, value in said.items():
             name = f"{at}{key}"
@@ -150,8 +151,8 @@ class Settings:
         return out
 
     def _dictionary(
-        self, key: str, value: dict[str, Any], nested: Mapping[str, Any], name: str
-    ) -> dict[str, Any] | None:
+        self, key: str, value: JsonObject, nested: Mapping[str, type], name: str
+    ) -> JsonObject | None:
         """The settings in a dictionary, or None if nothing is known that could be in it."""
         if key in nested:
             return self.of(value, nested[key], f"{name}.")
@@ -162,9 +163,9 @@ class Settings:
         self.require_no_reference(value, f"{name}.")
         return None
 
-    def plain(self, said: Mapping[str, Any], at: str = "", depth: int = 0) -> dict[str, Any]:
+    def plain(self, said: Mapping[str, Any], at: str = "", depth: int = 0) -> JsonObject:
         """Return a dictionary of numbers, flags, words, and dictionaries of these."""
-        out: dict[str, Any] = {}
+        out: JsonObject = {}
         for key, value in said.items():
             if is_reference(key, value):
                 raise self._unsafe(f"{at}{key}", value)
@@ -208,7 +209,7 @@ class Settings:
             return math.isfinite(value) and abs(value) <= self.limits.most(name.rpartition(".")[2])
         return value is None or isinstance(value, bool)
 
-    def _labels(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
+    def _labels(self, name: str, value: JsonObject) -> JsonObject:
         """Names of classes are free text: they are shown and compared, and never used as anything else."""
         if len(value) > self.limits.most(""):
             raise self._too_large(name, f"{len(value):,} classes")
@@ -246,7 +247,7 @@ def is_reference(key: str, value: object) -> bool:
     return _REFERENCE.search(key) is not None and not _only_numbers(value)
 
 
-def sub_configurations(kind: Any) -> dict[str, Any]:
+def sub_configurations(kind: Any) -> dict[str, type]:
     """The sub-configurations of a class of transformers, by key; old CLIPs have them under a second name."""
     from transformers import PretrainedConfig
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError
+from aniso.json_value import JsonObject
 from aniso.models.tokenizer_growth import require_bounded_growth
 from aniso.weights.directory import read_json
 from aniso.weights.files import RawFile
@@ -45,7 +46,7 @@ class LateTokenizer(ABC):
     @abstractmethod
     def _read(self) -> Any: ...
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         return {**self.__dict__, "_loaded": None}
 
 
@@ -111,7 +112,7 @@ class TokenizerFile:
 
 def backend_text(backend: Any) -> str:
     """Return a tokenizer in full, without how the last call padded and cut."""
-    said: dict[str, Any] = json.loads(backend.to_str())
+    said: JsonObject = json.loads(backend.to_str())
     return json.dumps({key: said[key] for key in said if key not in ("padding", "truncation")})
 
 
@@ -154,7 +155,7 @@ def _text(path: Path) -> str:
 def _clip(path: Path) -> Any:
     from transformers import CLIPTokenizer
 
-    vocabulary = read_json(path / "vocab.json")
+    vocabulary: Any = read_json(path / "vocab.json")
     file = RawFile(path / "merges.txt")
     if file.size > _LARGEST:
         raise TokenizerError(f"merges.txt is {file.size:,} bytes long")
@@ -176,9 +177,9 @@ def _special(path: Path, backend: Any, usual: str | None) -> tuple[dict[str, str
     return marks, [token for token in (*named.values(), *more) if token is not None]
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> JsonObject:
     """The files beside a tokenizer; of special_tokens_map.json only what older versions need it for."""
-    said: dict[str, Any] = {}
+    said: JsonObject = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (path / name).is_file() and "added_tokens_decoder" not in said:
             try:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import torch
 from torch import Tensor
+
+from aniso.json_value import JsonObject
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -212,7 +214,7 @@ def _moved(
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         strength = _uniform(rng, -1, 1)
-        settings: dict[str, Any] = {
+        settings: JsonObject = {
             "angle": angle * strength,
             "translate": [round(part * strength * view.shape[-1]) for part in shift],
             "scale": 1.0,

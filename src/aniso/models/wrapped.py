@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 
+from aniso.json_value import JsonObject
 from aniso.vectors import BlockSource, Layout
 from aniso.weights import TensorMap
 from aniso.weights.source import ModelConfig
@@ -42,7 +43,7 @@ class Wrapped(nn.Module, ABC):
         return self
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """All that what it says depends on, as plain data."""
 
     def weight_source(self) -> TensorMap:

@@ -8,7 +8,7 @@ from pathlib import Path
 from aniso.errors import UsageError, printable
 
 _PLACES = {"mini": "standard", "mini-linearised": "linearised", "mini-lora4": "lora4"}
-PREFIX = "mini"
+_PREFIX = "mini"
 
 
 def list_banks() -> tuple[str, ...]:
@@ -26,6 +26,11 @@ def bundled_bank(name: str) -> Path:
             fix="name a directory",
         )
     return _place(name)
+
+
+def is_bundled(path: str | Path) -> bool:
+    """True if ``path`` is no existing directory and has the form of a bundled bank's name."""
+    return str(path).split("-")[0] == _PREFIX and not Path(path).exists()
 
 
 def _place(name: str) -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from aniso.errors import InputError, printable
+from aniso.json_value import JsonObject
 from aniso.vectors.block import Layout
 from aniso.vectors.block_source import BlockSource
 from aniso.weights import PeftAdapter, WeightSource
@@ -44,7 +44,7 @@ class Survey:
     def outside(self) -> int:
         return len(self.layout.outside)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "label": self.label,
             "format": self.format,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -17,29 +18,26 @@ from aniso.vectors._files.segment import Segment
 from aniso.vectors._files.segment_format import FORMAT
 from aniso.vectors._files.segment_writer import write_segment
 from aniso.vectors._matching.key_edits import KeyEdits
-from aniso.vectors._matching.key_matching import paired_blocks
-from aniso.vectors._matching.plausibility import judge
-from aniso.vectors.adapter import adapter_cells
 from aniso.vectors.block import Block, Layout, Place, tied_names
-from aniso.vectors.block_source import BlockSource, short_label
-from aniso.vectors.delta import Delta, Dense, difference
-from aniso.vectors.naming import PLAIN
+from aniso.vectors.block_source import BlockSource
+from aniso.vectors.delta import Delta, Dense
+from aniso.vectors.difference import Cells, Difference, NormCheck, difference_between
 from aniso.vectors.provenance import BaseInfo, Provenance
-from aniso.weights import PeftAdapter, Ref, SafetensorsFile, open_weights
+from aniso.weights import Ref, SafetensorsFile, open_weights
 from aniso.weights.atomic import atomic_file
 from aniso.weights.dtypes import narrowed
 from aniso.weights.files import Progress
 
-Cells = Mapping[str, Callable[[], Delta]]
-"""Block name to a function that reads that block's delta; a block without an entry is an absent cell."""
-
-Judgement = Callable[[Mapping[str, float]], list[str]]
-"""Block norms to notes, or an error if they cannot be right."""
-
 
 @final
 class TaskVector:
-    """Immutable deltas over one base, read when asked for: a vector may be larger than memory."""
+    """Immutable deltas over one base, read from disk when used: a vector may be larger than memory.
+
+    Vectors over one base can be added, subtracted and scaled::
+
+        cars = TaskVector.between("base.pt", "cars.pt")
+        model.load_state_dict((0.3 * cars - 0.1 * mnist).apply("base.pt"))
+    """
 
     def __init__(
         self,
@@ -50,9 +48,9 @@ class TaskVector:
         provenance: Provenance,
         norms: Mapping[str, float] | None = None,
         relative_error: float = 0.0,
-        judgement: Judgement | None = None,
+        check_norms: NormCheck | None = None,
     ) -> None:
-        """``judgement`` is what remains to be said once the norms are known."""
+        """``check_norms`` is called once all norms are known; its notes are added to the provenance."""
         self.name = name
         self.layout = layout
         self.provenance = provenance
@@ -61,9 +59,7 @@ class TaskVector:
         self._base = base
         self._cells = cells
         self._norms = dict(norms) if norms is not None else None
-        self._judgement = judgement
-
-    # making one
+        self._check_norms = check_norms
 
     @classmethod
     def between(
@@ -72,60 +68,55 @@ class TaskVector:
         tuned: Ref,
         *,
         name: str = "",
-        skip: tuple[str, ...] = (),
-        rename: Mapping[str, str] | None = None,
+        edits: KeyEdits | None = None,
         allow_distant: bool = False,
         check: bool = True,
-        require_used: bool = True,
         progress: Progress | None = None,
     ) -> TaskVector:
-        """The difference of a fine-tuned model or adapter to its base.
+        """Return the difference of a fine-tuned model or LoRA adapter to its base.
 
-        ``skip`` (patterns) and ``rename`` state exceptions in names; ``require_used`` makes one that
-        matches nothing an error.
-        Names, shapes and everything outside of the vector are compared at once. ``check`` also reads all
-        values and refuses what is not finite, not different, or too different; a bank that is being
-        written does this as it writes.
+        ``edits`` skips or renames keys of the tuned model; an edit that matches no key is an error.
+        ``allow_distant`` accepts a model that differs more from the base than fine-tuning does.
+        Names, shapes and tensors outside of the vector are compared now. With ``check``, all values are read
+        as well, and NaN, infinity, no difference or an implausibly large one raise an error::
+
+            vector = TaskVector.between("ViT-B-32.pt", "cars.pt", edits=KeyEdits(skip=("text_model.*",)))
         """
-        blocks = BlockSource.of(base)
-        edits = KeyEdits(skip, rename or {})
-        opened = open_weights(tuned)
-        if require_used:
-            edits.require_used([opened])
-        source = edits.applied(opened)
-        name = name or Path(short_label(source)).stem
-        if isinstance(source, PeftAdapter):
-            cells, provenance, dtypes = _from_adapter(blocks, source, progress)
-        else:
-            cells, provenance, dtypes = _from_model(blocks, blocks.like(source), edits, progress)
-        if blocks.layout.scheme == PLAIN:
-            note = "the base's names are not those of a CLIP: every tensor is a block of its own"
-            provenance = replace(provenance, notes=(note, *provenance.notes))
-
-        def judgement(norms: Mapping[str, float]) -> list[str]:
-            known = blocks.identity().norms
-            # an adapter is a difference by itself: its size says nothing about the base it came from
-            distant = allow_distant or isinstance(source, PeftAdapter)
-            return judge(name, blocks.layout, norms, known, dtypes, allow_distant=distant)
-
-        vector = cls(name, blocks.layout, blocks.identity, cells, provenance, judgement=judgement)
+        blocks, edits, source = BlockSource.of(base), edits or KeyEdits(), open_weights(tuned)
+        edits.require_used([source])
+        difference = difference_between(
+            blocks, source, edits, name=name, allow_distant=allow_distant, progress=progress
+        )
+        vector = cls.of_difference(difference)
         return vector.checked(progress) if check else vector
 
     @classmethod
-    def of_segment(cls, segment: Segment, i: int) -> TaskVector:
-        own = segment.vector(i)
+    def of_difference(cls, difference: Difference) -> TaskVector:
         return cls(
-            own.name,
+            difference.name,
+            difference.layout,
+            difference.base,
+            difference.cells,
+            difference.provenance,
+            check_norms=difference.check_norms,
+        )
+
+    @classmethod
+    def of_segment(cls, segment: Segment, index: int) -> TaskVector:
+        """Return the vector at a position of a vector file."""
+        stored = segment.vector(index)
+        return cls(
+            stored.name,
             segment.layout,
             lambda: segment.base,
-            own.cells,
-            own.provenance,
-            own.norms,
-            own.relative_error,
+            stored.cells,
+            stored.provenance,
+            stored.norms,
+            stored.relative_error,
         )
 
     def checked(self, progress: Progress | None = None) -> TaskVector:
-        """The same vector after reading all of it once; unchanged blocks become absent."""
+        """Return the vector after reading and checking all of it; unchanged blocks become absent cells."""
         norms, kept = {}, {}
         for block in self.blocks:
             delta = self[block.name]
@@ -134,7 +125,7 @@ class TaskVector:
                 kept[block.name] = self._cells[block.name]
             if progress:
                 progress(4 * block.numel)
-        provenance, base = self.concluded(norms), self.base
+        provenance, base = self.checked_provenance(norms), self.base
         return TaskVector(
             self.name,
             self.layout,
@@ -145,20 +136,18 @@ class TaskVector:
             self.relative_error,
         )
 
-    def concluded(self, norms: Mapping[str, float]) -> Provenance:
-        """The provenance once all norms are known, with whatever there is to say about them."""
+    def checked_provenance(self, norms: Mapping[str, float]) -> Provenance:
+        """Return the provenance with notes on the norms, which are checked to be plausible."""
         broken = [block for block, norm in norms.items() if not math.isfinite(norm)]
         if broken:
             raise NumericalError(
                 "VECTOR-RANGE",
-                f"'{self.name}' has a difference that is not a finite number",
+                f"'{self.name}' has a delta that is NaN or infinite",
                 key=broken[0],
                 fix="look for very large values with: aniso inspect --hash",
             )
-        found = self._judgement(norms) if self._judgement else []
-        return replace(self.provenance, notes=(*self.provenance.notes, *found))
-
-    # looking at it
+        notes = self._check_norms(norms) if self._check_norms else []
+        return replace(self.provenance, notes=(*self.provenance.notes, *notes))
 
     @property
     def base(self) -> BaseInfo:
@@ -173,11 +162,15 @@ class TaskVector:
     def notes(self) -> tuple[str, ...]:
         return self.provenance.notes
 
+    def has_base_of(self, other: TaskVector) -> bool:
+        """True if both were made from the same base object, so that bases need not be compared."""
+        return self._base == other._base
+
     def __contains__(self, block: str) -> bool:
         return block in self._cells
 
     def __getitem__(self, block: str) -> Delta:
-        """The delta of one block, read now."""
+        """Read the delta of one block."""
         if block not in self._cells:
             raise InputError(
                 "CKPT-KEYS",
@@ -194,21 +187,27 @@ class TaskVector:
         return self._norms
 
     def norm(self) -> float:
+        """Return the Euclidean norm over all blocks."""
         return math.sqrt(sum(n * n for n in self.norms.values()))
 
     @property
     def relative_error(self) -> float:
-        """What packing lost, as a share of the norm; errors of independent roundings add in squares."""
+        """The norm of what packing rounded away, relative to the vector's norm.
+
+        Errors of independent roundings add up in squares.
+        """
         if not any(v.relative_error for v in self._summands):
             return self._relative_error
         lost = math.hypot(*(v.relative_error * v.norm() for v in self._summands))
         return lost / self.norm() if self.norm() else 0.0
 
     def dot(self, other: TaskVector) -> float:
+        """Return the inner product with a vector over the same base."""
         self._require_same_base(other)
         return sum(self[b.name].dot(other[b.name]) for b in self.blocks if b.name in other)
 
     def cosine(self, other: TaskVector) -> float:
+        """Return the cosine similarity with a vector over the same base; 0 if one of them is zero."""
         scale = self.norm() * other.norm()
         # rounding may carry a perfect match a hair over one
         return max(-1.0, min(1.0, self.dot(other) / scale)) if scale else 0.0
@@ -216,24 +215,14 @@ class TaskVector:
     def __repr__(self) -> str:
         return f"TaskVector({self.name!r}, {len(self.blocks)} of {len(self.layout.blocks)} blocks)"
 
-    # arithmetic
-
     def renamed(self, name: str) -> TaskVector:
-        out = TaskVector(
-            name,
-            self.layout,
-            self._base,
-            self._cells,
-            self.provenance,
-            self._norms,
-            self._relative_error,
-            self._judgement,
-        )
-        out._summands = self._summands
+        """Return the same vector under another name."""
+        out = copy.copy(self)
+        out.name = name
         return out
 
     def within(self, blocks: Collection[str]) -> TaskVector:
-        """The vector in some of its blocks; the others become absent cells."""
+        """Return the vector restricted to some of its blocks; the others become absent cells."""
         norms = None if self._norms is None else {n: x for n, x in self._norms.items() if n in blocks}
         cells = {name: cell for name, cell in self._cells.items() if name in blocks}
         return TaskVector(
@@ -268,14 +257,14 @@ class TaskVector:
         return out
 
     def __radd__(self, other: int) -> TaskVector:
-        """So that ``sum(vectors)`` works, which starts with 0."""
+        """Support ``sum(vectors)``, which starts with 0."""
         return self if other == 0 else NotImplemented
 
     def __sub__(self, other: TaskVector) -> TaskVector:
         return self + (-other)
 
     def _derived(self, name: str, cells: Cells, formula: str) -> TaskVector:
-        """A vector computed from others: it comes from no file."""
+        """Return a vector computed from others, whose provenance is a formula instead of a file."""
         provenance = Provenance(name, "arithmetic", formula=formula)
         return TaskVector(
             name, self.layout, self._base, cells, provenance, relative_error=self.relative_error
@@ -286,18 +275,16 @@ class TaskVector:
             raise InputError(
                 "BANK-LAYOUT",
                 f"vectors '{self.name}' and '{other.name}' have different blocks",
-                fix="make both over the same base",
+                fix="make both from the same base",
             )
         if not self.base.is_same_as(other.base):
             raise InputError(
                 "VECTOR-BASE",
-                f"vectors '{self.name}' and '{other.name}' are differences to different bases",
+                f"vectors '{self.name}' and '{other.name}' have different bases",
                 expected=f"{self.base.label} {self.base.fingerprint[:12]}",
                 found=f"{other.base.label} {other.base.fingerprint[:12]}",
-                fix="make both over the same base",
+                fix="make both from the same base",
             )
-
-    # using it
 
     def applied_to(
         self,
@@ -307,10 +294,10 @@ class TaskVector:
         *,
         any_base: bool = False,
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of ``base + coefficient * vector`` under the base's own names, one at a time.
+        """Yield the tensors of ``base + coefficient * vector`` under the base's names, one at a time.
 
-        Blocks are given in ``dtype``; what is no part of vectors stays as it is. ``any_base`` allows a model
-        of the same shapes that the vector was not made over.
+        Blocks are converted to ``dtype``; tensors that are no part of vectors keep theirs. ``any_base``
+        accepts a model of the same shapes that is not the vector's base.
         """
         blocks = BlockSource.of(base)
         if blocks.layout.signature != self.layout.signature:
@@ -319,22 +306,22 @@ class TaskVector:
                 f"vector '{self.name}' does not fit '{blocks.label}'",
                 expected=f"{len(self.layout.blocks)} blocks ({self.layout.scheme})",
                 found=f"{len(blocks.layout.blocks)} blocks ({blocks.layout.scheme})",
-                fix="use the base that the vector was made over",
+                fix="use the base that the vector was made from",
             )
-        home = blocks.identity().is_same_as(self.base)
-        if not home and not any_base:
+        is_base = blocks.identity().is_same_as(self.base)
+        if not is_base and not any_base:
             raise InputError(
                 "BANK-BASE",
-                f"vector '{self.name}' was not made over '{blocks.label}'",
+                f"vector '{self.name}' was not made from '{blocks.label}'",
                 expected=f"{self.base.label} {self.base.fingerprint[:16]}",
                 found=f"{blocks.identity().fingerprint[:16]}",
-                fix="use the base that the vector was made over, or any_base=True if you are sure",
+                fix="use the base that the vector was made from, or any_base=True if you are sure",
             )
-        same: dict[str, list[str]] = {}  # all names of a tied tensor, which are given the same tensor
+        same: dict[str, list[str]] = {}  # all names of a tied tensor, which share one tensor
         for name, first in tied_names(blocks.source).items():
             same.setdefault(first, []).append(name)
         for key, places in blocks.layout.places.items():
-            pieces = [self._rows(blocks, place, coefficient, exact=home) for place in places]
+            pieces = [self._rows(blocks, place, coefficient, exact=is_base) for place in places]
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             result = narrowed(whole.contiguous(), dtype, f"the base with '{self.name}' added", key)
             for name in same.get(key, [key]):
@@ -353,14 +340,14 @@ class TaskVector:
         *,
         any_base: bool = False,
     ) -> dict[str, Tensor]:
-        """``base + coefficient * vector`` as a state dict; see ``applied_to``.
+        """Return ``base + coefficient * vector`` as a state dict; see ``applied_to``.
 
         For models in float32 or less, 1 gives the tuned model and 0 the base, bit for bit.
         """
         return dict(self.applied_to(base, coefficient, dtype, any_base=any_base))
 
     def _rows(self, base: BlockSource, place: Place, coefficient: float, *, exact: bool) -> Tensor:
-        """The part of a tensor that one block fills."""
+        """Return the rows of a tensor that belong to one block."""
         values = base.read(place.block)
         if place.block.name in self:
             delta = self[place.block.name]
@@ -379,14 +366,14 @@ class TaskVector:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> str:
-        """Write the vector to one file; returns its sha256."""
+        """Write the vector to one safetensors file; returns the file's sha256."""
         with atomic_file(Path(path), overwrite=overwrite) as out:
             write_segment(out.stream, [self], storage=storage, progress=progress)
         return out.sha256
 
     @classmethod
     def load(cls, path: str | Path) -> TaskVector:
-        """Open a file written by ``save``; deltas are read when asked for."""
+        """Open a file written by ``save``; deltas are read when they are used."""
         segment = Segment.open(Path(path))
         if len(segment.index.vectors) != 1:
             raise InputError(
@@ -398,56 +385,10 @@ class TaskVector:
 
 
 def stored_vector(ref: Ref | TaskVector) -> TaskVector | None:
-    """A vector that was made before, given as such or as the file it was saved to."""
+    """Return a vector given as such or as the file it was saved to; None for other weights."""
     if isinstance(ref, TaskVector):
         return ref
     source = open_weights(ref)
     if isinstance(source, SafetensorsFile) and source.metadata.get("format") == FORMAT:
         return TaskVector.load(source.files[0].path)
     return None
-
-
-Parts = tuple[Cells, Provenance, Mapping[str, str]]
-"""Cells, where they come from, and the dtype each block was stored in."""
-
-
-def _from_model(base: BlockSource, tuned: BlockSource, edits: KeyEdits, progress: Progress | None) -> Parts:
-    pairs, notes = paired_blocks(base, tuned, edits)
-
-    def cell(mine: Block, theirs: Block) -> Delta:
-        return difference(base.read_as_base(mine), tuned.read(theirs))
-
-    source = tuned.source
-    dtypes = {mine.name: tuned.dtype_of(theirs) for mine, theirs in pairs}
-    provenance = Provenance(
-        short_label(source),
-        source.info.format,
-        source.sha256(progress),
-        source.info.revision,
-        "+".join(sorted(set(dtypes.values()))),
-        notes=(*source.info.notes, *notes),
-    )
-    return {mine.name: partial(cell, mine, theirs) for mine, theirs in pairs}, provenance, dtypes
-
-
-def _from_adapter(base: BlockSource, adapter: PeftAdapter, progress: Progress | None) -> Parts:
-    cells, found = adapter_cells(base, adapter)
-    notes = [*adapter.info.notes, *found]
-    trained_on = adapter.settings.base_model
-    # the name is a stranger's word and maybe a path of theirs: compared, never opened
-    ours = (Path(base.label).name, base.label.partition("@")[0])
-    if trained_on and Path(trained_on).name not in ours:
-        notes.append(
-            f"warning: says it was trained on '{printable(trained_on, 80)}', the base is "
-            f"'{short_label(base.source)}'"
-        )
-    notes.append(f"{len(cells)} blocks updated, {len(base.layout.blocks) - len(cells)} absent")
-    provenance = Provenance(
-        short_label(adapter),
-        adapter.info.format,
-        adapter.sha256(progress),
-        adapter.info.revision,
-        formula=adapter.settings.formula(),
-        notes=tuple(notes),
-    )
-    return cells, provenance, {}

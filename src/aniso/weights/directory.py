@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
+from aniso.json_value import JsonObject
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
@@ -60,7 +61,7 @@ def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
     return source
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """A JSON object from a stranger's directory."""
     file = RawFile(path)
     try:
@@ -111,12 +112,12 @@ def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     return ModelConfig(), []
 
 
-def _not_followed(config: dict[str, Any], name: str) -> tuple[tuple[str, ...], list[str]]:
+def _not_followed(config: JsonObject, name: str) -> tuple[tuple[str, ...], list[str]]:
     ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
     return ignored, [f"{name} fields not followed: {', '.join(ignored)}"] if ignored else []
 
 
-def open_clip_config(config: dict[str, Any]) -> ModelConfig:
+def open_clip_config(config: JsonObject) -> ModelConfig:
     model = _object(config.get("model_cfg"))
     vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
@@ -132,7 +133,7 @@ def open_clip_config(config: dict[str, Any]) -> ModelConfig:
     return ModelConfig("open_clip", activation, heads, tuple(unusual))
 
 
-def transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]:
+def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
     ignored, notes = _not_followed(config, "config.json")
     named = config.get("architectures")
     vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))
@@ -162,7 +163,7 @@ def transformers_config(config: dict[str, Any]) -> tuple[ModelConfig, list[str]]
     return ModelConfig(_text(architecture), _text(activation), heads, tuple(unusual), ignored), notes
 
 
-def _object(value: object) -> dict[str, Any]:
+def _object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 

@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+from aniso.json_value import JsonObject
+
 # A value of two bytes takes up to 60 bytes of memory once it is read, an object 240.
 _LARGEST = 16 << 20
 _MOST_VALUES = 2_000_000
@@ -19,7 +21,7 @@ class JsonError(ValueError):
     """The text is not JSON that two readers would agree on."""
 
 
-def parse_object(data: bytes, *, largest: int = _LARGEST, most_values: int = _MOST_VALUES) -> dict[str, Any]:
+def parse_object(data: bytes, *, largest: int = _LARGEST, most_values: int = _MOST_VALUES) -> JsonObject:
     """The JSON object in ``data``.
 
     Duplicate keys, NaN, infinity, integers beyond the range of a float, halves of surrogate pairs, deep
@@ -71,7 +73,7 @@ def _check_values(value: Any, *, texts: bool) -> None:
     raise JsonError("nested too deeply")
 
 
-def _inside(value: dict[str, Any] | list[Any], texts: bool) -> list[Any]:
+def _inside(value: JsonObject | list[Any], texts: bool) -> list[Any]:
     values = [*value, *value.values()] if isinstance(value, dict) else value
     return values if texts else [v for v in values if isinstance(v, dict | list)]
 
@@ -80,8 +82,8 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> JsonObject:
+    out: JsonObject = {}
     for key, value in pairs:
         if key in out:
             raise JsonError(f"key {key!r} appears twice")

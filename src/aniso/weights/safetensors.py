@@ -6,12 +6,13 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, TypedDict, cast, final
 
 import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
+from aniso.json_value import JsonObject
 from aniso.weights.atomic import HashedStream, atomic_file
 from aniso.weights.dtypes import BITS, NAMES, TORCH, as_bytes
 from aniso.weights.files import RawFile
@@ -89,7 +90,7 @@ def _torch_dtype(label: str, name: str, info: TensorInfo) -> torch.dtype:
     return TORCH[info.dtype]
 
 
-def _read_header(file: RawFile) -> tuple[dict[str, Any], int]:
+def _read_header(file: RawFile) -> tuple[JsonObject, int]:
     if file.size < _LENGTH.size:
         raise _truncated(file, _LENGTH.size)
     (length,) = _LENGTH.unpack(file.read(0, 8))
@@ -182,6 +183,14 @@ def _offsets_error(file: RawFile, name: str, found: str) -> AnisoError:
     )
 
 
+class _Entry(TypedDict):
+    """A tensor's entry in the header of a safetensors file."""
+
+    dtype: str
+    data_offsets: list[int]
+    shape: list[int]
+
+
 class SafetensorsWriter:
     """Writes a safetensors file tensor by tensor; sizes need not be known in advance.
 
@@ -192,7 +201,7 @@ class SafetensorsWriter:
     def __init__(self, stream: HashedStream, room: int) -> None:
         self._stream = stream
         self._room = (room + 7) // 8 * 8
-        self._entries: dict[str, Any] = {}
+        self._entries: dict[str, _Entry] = {}
         self._open: str | None = None
         self._position = 0
         stream.seek(8 + self._room)
@@ -216,7 +225,7 @@ class SafetensorsWriter:
         """Start a tensor whose data follows in pieces."""
         if name in self._entries or name == "__metadata__" or self._open is not None:
             raise ValueError(f"{name} is written twice, or inside {self._open}")
-        self._entries[name] = {"dtype": dtype, "data_offsets": [self._position]}
+        self._entries[name] = {"dtype": dtype, "data_offsets": [self._position], "shape": []}
         self._open = name
 
     def append(self, piece: Tensor) -> None:
@@ -231,7 +240,7 @@ class SafetensorsWriter:
         expected = TensorInfo(entry["dtype"], shape).nbytes
         if self._position - begin != expected:
             raise ValueError(f"{self._open}: {self._position - begin} bytes written, not {expected}")
-        entry.update(shape=list(shape), data_offsets=[begin, self._position])
+        entry["shape"], entry["data_offsets"] = list(shape), [begin, self._position]
         self._open = None
 
     def finish(self, metadata: Mapping[str, str]) -> None:

@@ -7,7 +7,6 @@ and multiplies tiles with the gradient. A partition does both without an index o
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +15,6 @@ from typing import final
 import numpy
 import torch
 from torch import Tensor
-
-from aniso.vectors import Block
 
 _RUN = 1 << 14  # elements; shorter runs cost more in calls than in arithmetic
 _LONG = 1 << 17  # elements; from here on several threads are faster with one vector after the other
@@ -279,31 +276,6 @@ class RandomParts(BlockPartition):
             out.append((slice(at - start, stop - start), slice(first, first + stop - at)))
             at = stop
         return out
-
-
-def random_parts(block: Block, parts: int, seed: int) -> BlockPartition:
-    """Return the random partition of a block, derived from the seed and the block's name alone."""
-    if min(parts, block.numel) <= 1:
-        return WholeBlock(block.numel)
-    if parts >= block.numel:
-        return ColumnParts(1, block.numel)  # a part for each element: nothing is random
-    digest = hashlib.sha256(f"{seed}\0{block.name}\0{parts}".encode()).digest()
-    return RandomParts(block.numel, parts, int.from_bytes(digest[:8], "big") & ~3)
-
-
-def row_parts(block: Block) -> BlockPartition:
-    """Return the partition of a block by rows; that of a vector by elements."""
-    rows, columns = block.matrix_shape
-    if rows <= 1 or columns == 0:
-        return WholeBlock(block.numel)
-    # one coefficient for each element of a vector: a single row, by columns
-    return ColumnParts(1, rows) if columns == 1 else RowParts(rows, columns)
-
-
-def column_parts(block: Block) -> BlockPartition:
-    """Return the partition of a block by columns; a vector stays whole."""
-    rows, columns = block.matrix_shape
-    return ColumnParts(rows, columns) if columns > 1 else WholeBlock(block.numel)
 
 
 def _permutation(key: int, size: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:

@@ -79,9 +79,7 @@ class CoefficientIndex:
 
     @property
     def capped(self) -> tuple[BlockCoefficients, ...]:
-        """Blocks with fewer elements than the random partition has parts."""
-        if self.partition.rule != "random":
-            return ()
+        """Blocks with fewer elements than the partition has parts."""
         return tuple(s for s in self.blocks if s.partition.count < self.partition.parts)
 
     @property

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from aniso.compose._engine.coefficient_index import BlockCoefficients
 from aniso.compose.card import factors_card, model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError, UsageError, printable
+from aniso.json_value import JsonObject
 from aniso.vectors import Bank, Block, BlockSource, Delta, Dense, Kind, LowRank, Part
 from aniso.weights import Ref, save_safetensors
 from aniso.weights.atomic import atomic_directory, write_text
@@ -66,7 +67,7 @@ class MergedAdapter:
     def ranks(self) -> dict[str, int]:
         return {module: update.rank for module, update in self.updates.items()}
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """Return PEFT's configuration; alpha is the rank, since PEFT multiplies by alpha / rank."""
         ranks = self.ranks
         most = max(ranks.values())

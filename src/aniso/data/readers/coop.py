@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import final
 
 from aniso.data.part import Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.lists import Listed, reading
@@ -14,19 +15,26 @@ from aniso.data.readers.naming import first_few, in_order
 from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_json
 from aniso.errors import InputError, printable
+from aniso.registry import READERS
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """``file`` holds {"train": [[path, number, class name], ...], ...}; paths are below ``images``."""
-    given.require_known(settings, "images", "file", "parts")
-    file = root / relative(given.text(settings, "file"), "file")
-    below = Below(root, relative(given.text(settings, "images"), "images"))
-    asked, notes = given.asked_parts(in_order(read_json(file)), settings)
-    numbers: dict[str, int] = {}
-    rows = {part: _rows(file, part, entries, below, numbers) for part, entries in asked.items()}
-    by_name({part: [name for _, name, _ in of] for part, of in rows.items()})  # nothing but train has classes
-    found = reading(root, below, rows, sorted(numbers, key=lambda name: numbers[name]))
-    return Reading(found.parts, (*notes, *found.notes))
+@READERS.register("coop")
+@final
+class CoopReader(Reader):
+    """Reads the JSON splits that CoOp published."""
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """``file`` holds {"train": [[path, number, class name], ...], ...}; paths are below ``images``."""
+        given.require_known(settings, "images", "file", "parts")
+        file = root / relative(given.text(settings, "file"), "file")
+        below = Below(root, relative(given.text(settings, "images"), "images"))
+        asked, notes = given.asked_parts(in_order(read_json(file)), settings)
+        numbers: dict[str, int] = {}
+        rows = {part: _rows(file, part, entries, below, numbers) for part, entries in asked.items()}
+        # raises if a part other than train has classes of its own
+        by_name({part: [name for _, name, _ in of] for part, of in rows.items()})
+        found = reading(root, below, rows, sorted(numbers, key=lambda name: numbers[name]))
+        return Reading(found.parts, (*notes, *found.notes))
 
 
 def _rows(file: Path, part: str, entries: object, below: Below, numbers: dict[str, int]) -> list[Listed]:

@@ -7,16 +7,18 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import final
 
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text, once
 from aniso.data.readers.naming import first_few, in_order, is_hidden, known_part, some
 from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import beside, read_text
 from aniso.errors import AnisoError, InputError, printable
+from aniso.registry import READERS
 
 _PATHS = ("path", "file", "filename", "image", "filepath", "file_name")
 _LABELS = ("label", "class", "target", "category")
@@ -42,22 +44,34 @@ class _Columns:
     delimiter: str
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """Paths are relative to the table's directory and must stay below it."""
-    given.require_known(settings, "path", "label", "split", "parts")
-    files, notes = _tables(root)
-    rows: list[_Row] = []
-    for part, file in files.items():
-        found, columns = _rows(file, part, settings)
-        rows += found
-        if columns.unused:
-            notes.append(f"columns of {printable(file.name)} that were not used: {some(columns.unused)}")
-    grouped, left_out = given.asked_parts(_by_part(rows), settings)
-    base = root if root.is_dir() else root.parent
-    return _reading(base, grouped, [*notes, *left_out])
+@READERS.register("csv")
+@final
+class CsvReader(Reader):
+    """Reads a CSV or TSV table with a column of image paths and one of labels."""
+
+    priority = 2
+
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return any(_is_table(table) for table in _tables_in(path))
+        return path.is_file() and path.suffix.lower() in _SUFFIXES
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Paths are relative to the table's directory and must stay below it."""
+        given.require_known(settings, "path", "label", "split", "parts")
+        files, notes = _tables(root)
+        rows: list[_Row] = []
+        for part, file in files.items():
+            found, columns = _rows(file, part, settings)
+            rows += found
+            if columns.unused:
+                notes.append(f"columns of {printable(file.name)} that were not used: {some(columns.unused)}")
+        grouped, left_out = given.asked_parts(_by_part(rows), settings)
+        base = root if root.is_dir() else root.parent
+        return _reading(base, grouped, [*notes, *left_out])
 
 
-def is_table(path: Path) -> bool:
+def _is_table(path: Path) -> bool:
     """Whether a file's first line names a column of paths and one of labels."""
     if path.suffix.lower() not in _SUFFIXES:
         return False
@@ -68,7 +82,7 @@ def is_table(path: Path) -> bool:
         return False
 
 
-def tables_in(root: Path) -> list[Path]:
+def _tables_in(root: Path) -> list[Path]:
     """The tables in a directory."""
     names = sorted(p for p in root.iterdir() if p.suffix.lower() in _SUFFIXES and not is_hidden(p.name))
     return [path for path in names if path.is_file()]
@@ -78,7 +92,7 @@ def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
     """The table of each part."""
     if not root.is_dir():
         return {known_part(root.stem) or "all": root}, []
-    found = tables_in(root)
+    found = _tables_in(root)
     usual = {part: path for path in found if (part := known_part(path.stem))}
     twice = [path.name for path in found if (part := known_part(path.stem)) and usual[part] != path]
     if twice:
@@ -105,7 +119,7 @@ def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
 # rows
 
 
-def _rows(file: Path, part: str, settings: Mapping[str, Any]) -> tuple[list[_Row], _Columns]:
+def _rows(file: Path, part: str, settings: Mapping[str, object]) -> tuple[list[_Row], _Columns]:
     content = read_text(file)
     header = next(iter(content[: 1 << 16].splitlines()), "")
     columns = _columns(file, header, settings)
@@ -137,7 +151,7 @@ def _row(cells: Sequence[str], where: str, columns: _Columns, part: str) -> _Row
     return _Row(cells[columns.path].strip(), cells[columns.label].strip(), part, where)
 
 
-def _columns(file: Path, header: str, settings: Mapping[str, Any]) -> _Columns | None:
+def _columns(file: Path, header: str, settings: Mapping[str, object]) -> _Columns | None:
     for delimiter in ("\t",) if file.suffix.lower() == ".tsv" else (",", ";", "\t"):
         try:
             cells = next(csv.reader([header], delimiter=delimiter), [])
@@ -158,7 +172,7 @@ def _columns(file: Path, header: str, settings: Mapping[str, Any]) -> _Columns |
     return None
 
 
-def _find(names: Sequence[str], settings: Mapping[str, Any], key: str, usual: Sequence[str]) -> int | None:
+def _find(names: Sequence[str], settings: Mapping[str, object], key: str, usual: Sequence[str]) -> int | None:
     if key in settings:
         asked = given.text(settings, key)
         return names.index(asked) if asked in names else None

@@ -7,10 +7,11 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import final
 
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.naming import (
@@ -22,9 +23,11 @@ from aniso.data.readers.naming import (
     natural,
     some,
     suffix,
+    visible_folders,
 )
 from aniso.data.readers.safe_paths import Links, relative
 from aniso.errors import InputError, printable
+from aniso.registry import READERS
 
 Inode = tuple[int, int]
 
@@ -48,29 +51,39 @@ class _Ignored:
         return [f"{what}: {some(sorted(names))}" for what, names in said.items() if names]
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """Pictures are found at any depth below a class's folder, by suffix; the rest is in the notes."""
-    given.require_known(settings, "parts")
-    ignored = _Ignored()
-    parts = _parts(root, settings, ignored)
-    links = Links(root)
-    found = {part: _classes(root, folder, ignored, links) for part, folder in parts.items()}
-    _require_pictures(root, found)
-    names = {part: [name for name, paths in of.items() for _ in paths] for part, of in found.items()}
-    classes, codes = by_name(names)
-    images = {
-        part: FileImages(root, [p for paths in of.values() for p in paths]) for part, of in found.items()
-    }
-    return Reading(
-        {part: Part(images[part], classes, codes[part]) for part in found},
-        tuple(ignored.notes() + _collisions(classes)),
-    )
+@READERS.register("folder")
+@final
+class FolderReader(Reader):
+    """Reads a folder per class, in folders per split or without them."""
+
+    priority = -1
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_dir() and bool(visible_folders(path))
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Pictures are found at any depth below a class's folder, by suffix; the rest is in the notes."""
+        given.require_known(settings, "parts")
+        ignored = _Ignored()
+        parts = _parts(root, settings, ignored)
+        links = Links(root)
+        found = {part: _classes(root, folder, ignored, links) for part, folder in parts.items()}
+        _require_pictures(root, found)
+        names = {part: [name for name, paths in of.items() for _ in paths] for part, of in found.items()}
+        classes, codes = by_name(names)
+        images = {
+            part: FileImages(root, [p for paths in of.values() for p in paths]) for part, of in found.items()
+        }
+        return Reading(
+            {part: Part(images[part], classes, codes[part]) for part in found},
+            tuple(ignored.notes() + _collisions(classes)),
+        )
 
 
 # parts
 
 
-def _parts(root: Path, settings: Mapping[str, Any], ignored: _Ignored) -> dict[str, str]:
+def _parts(root: Path, settings: Mapping[str, object], ignored: _Ignored) -> dict[str, str]:
     """Where each part lies, from the root."""
     if "parts" in settings:
         folders = {part: relative(place, "parts") for part, place in given.texts(settings, "parts").items()}

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import final
 
 from aniso.data.images import FileImages
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name, once
 from aniso.data.readers.naming import PICTURES, suffix
 from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines
 from aniso.errors import InputError, printable
+from aniso.registry import READERS
 
 Listed = tuple[str, str, str]
 """A picture's path from the root, its class, and the line that says so."""
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """Lines are ``path`` or ``path label``.
+@READERS.register("lists")
+@final
+class ListsReader(Reader):
+    """Reads text files that list image paths, whose folders are the classes."""
 
-    Without a label the class is the path to the picture's folder (``a/apse/indoor``), or begins the file's
-    name: ``airport_012.jpg`` is an airport, in the folder of that name or beside the others.
-    """
-    given.require_known(settings, "images", "parts")
-    folder = relative(given.text(settings, "images"), "images")
-    files = given.texts(settings, "parts")
-    below = Below(root, folder)
-    lines = {part: read_lines(root / relative(file, "parts")) for part, file in files.items()}
-    return reading(root, below, {part: [_listed(below, *line) for line in of] for part, of in lines.items()})
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Read lines ``path`` or ``path label`` from the files that ``parts`` names.
+
+        Without a label, the class is the path of the image's folder (``a/apse/indoor``), or the start of the
+        file name: ``airport_012.jpg`` is an airport, in the folder of that name or beside the others.
+        """
+        given.require_known(settings, "images", "parts")
+        folder = relative(given.text(settings, "images"), "images")
+        files = given.texts(settings, "parts")
+        below = Below(root, folder)
+        lines = {part: read_lines(root / relative(file, "parts")) for part, file in files.items()}
+        return reading(
+            root, below, {part: [_listed(below, *line) for line in of] for part, of in lines.items()}
+        )
 
 
 def reading(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from aniso.errors import printable
@@ -36,6 +37,11 @@ def suffix(name: str) -> str:
 def is_hidden(name: str) -> bool:
     """Whether an operating system or an editor left it there, and not a person."""
     return name.startswith(".") or name.lower() in _JUNK
+
+
+def visible_folders(root: Path) -> set[Path]:
+    """Return the folders in a directory that are not hidden."""
+    return {path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name)}
 
 
 def known_part(name: str) -> str | None:

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from aniso.data.images import Images
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text
 from aniso.data.readers.naming import first_few, some
+from aniso.data.readers.parquet_images import OpenTable, ParquetImages, RowGroup, format_error, read_cells
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.texts import Beside, beside, distinct
 from aniso.errors import InputError, printable
-from aniso.weights.caches import HashCache
+from aniso.registry import READERS
 
 _IN_MEMORY = 1 << 30  # tables up to this size are kept once read
 _GROUPS_KEPT = 4
 _LARGEST_GROUP = 4 << 30  # a row group is decoded as a whole
-_LARGEST_CELL = 1 << 30
 _SMALL_ROW = 256
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A row group: what has to be read to get at any of its pictures."""
-
-    path: str
-    index: int
-    first: int
-    """Its first row, counted in the file."""
-    rows: int
-    column: str
-    field: str
-    """The member of the column's struct that holds the bytes, or nothing for plain bytes."""
-    size: int
-    """Its bytes, all columns together, as the footer has it."""
 
 
 @dataclass(frozen=True)
 class _Table:
     """A file's footer, labels and keys; no pictures."""
 
-    groups: tuple[_Group, ...]
+    groups: tuple[RowGroup, ...]
     labels: tuple[str, ...]
     counted: bool
     """Whether labels are numbers that count in the list of classes."""
@@ -56,81 +39,38 @@ class _Table:
     """The class names the table's schema carries."""
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """Reads footers, labels and keys. ``image``, ``label`` and ``key`` in the settings name other columns."""
-    given.require_known(settings, "image", "label", "key", "parts")
-    files, notes = given.asked_parts(shards(root, ".parquet"), settings)
-    tables = {part: [_table(path, settings) for path in paths] for part, paths in files.items()}
-    require_filled(root, {part: sum(len(table.labels) for table in of) for part, of in tables.items()})
-    said = _said(root, files, tables)
-    columns = {part: _column(files[part], of) for part, of in tables.items()}
-    every = [table for of in tables.values() for table in of]
-    counted = {table.counted for table in every if table.labels}
-    if len(counted) > 1:
-        raise _format(root, "labels are numbers in some files and names in others", "one kind of label")
-    classes, codes = by_text(columns, said.classes, count=counted == {True})
-    size = sum(group.size for table in every for group in table.groups)
-    keep = None if size <= _IN_MEMORY else _GROUPS_KEPT
-    images = {part: _images(part, of, keep) for part, of in tables.items()}
-    parts = {part: Part(images[part], classes, codes[part]) for part in tables}
-    return Reading(parts, notes, prompts=said.prompts)
-
-
+@READERS.register("parquet")
 @final
-class ParquetImages(Images):
-    """Pictures in row groups; all that were read are kept, or the last few where there are too many."""
+class ParquetReader(Reader):
+    """Reads Parquet files as the Hugging Face hub has them, with a column of images and one of labels."""
 
-    def __init__(self, groups: Sequence[_Group], ids: Sequence[str], keep: int | None) -> None:
-        self._groups = tuple(groups)
-        self._ids = tuple(ids)
-        self._keep = keep
-        self._starts = [0]
-        for group in groups:
-            self._starts.append(self._starts[-1] + group.rows)
-        self._group = self._cache()
+    priority = 3
 
-    def _cache(self) -> Callable[[int], Any]:
-        # unlike a dictionary and a lock, lru_cache is right with threads, and after a fork amid them
-        return functools.lru_cache(self._keep)(functools.partial(_cells, self._groups))
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return bool(shards(path, ".parquet"))
+        return path.is_file() and path.suffix.lower() == ".parquet"
 
-    @property
-    def ids(self) -> Sequence[str]:
-        return self._ids
-
-    def label(self, index: int) -> str:
-        group, row = self._place(index)
-        where = self._groups[group]
-        return f"{where.path} row {where.first + row}"
-
-    def content(self, index: int) -> bytes:
-        group, row = self._place(index)
-        cell = self._group(group)[row]
-        size = len(cell.as_buffer()) if cell.is_valid else 0
-        if not cell.is_valid or size > _LARGEST_CELL:
-            found = f"{size:,} bytes" if cell.is_valid else "nothing"
-            raise _format(
-                self.label(index), f"column '{self._groups[group].column}' holds {found}", "a picture"
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Read footers, labels and keys; ``image``, ``label`` and ``key`` name other columns."""
+        given.require_known(settings, "image", "label", "key", "parts")
+        files, notes = given.asked_parts(shards(root, ".parquet"), settings)
+        tables = {part: [_table(path, settings) for path in paths] for part, paths in files.items()}
+        require_filled(root, {part: sum(len(table.labels) for table in of) for part, of in tables.items()})
+        said = _said(root, files, tables)
+        columns = {part: _column(files[part], of) for part, of in tables.items()}
+        every = [table for of in tables.values() for table in of]
+        counted = {table.counted for table in every if table.labels}
+        if len(counted) > 1:
+            raise format_error(
+                root, "labels are numbers in some files and names in others", "one kind of label"
             )
-        return bytes(cell.as_py())
-
-    def content_hash(self, index: int, cache: HashCache) -> bytes:
-        group, row = self._place(index)
-        where = self._groups[group]
-        part = f"{where.column} row {where.first + row}"
-        return cache.digest(Path(where.path), part, lambda: self.content(index))
-
-    def _place(self, index: int) -> tuple[int, int]:
-        if not 0 <= index < len(self._ids):
-            raise IndexError(index)
-        group = bisect.bisect_right(self._starts, index) - 1
-        return group, index - self._starts[group]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_group"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._group = self._cache()
+        classes, codes = by_text(columns, said.classes, count=counted == {True})
+        size = sum(group.size for table in every for group in table.groups)
+        keep = None if size <= _IN_MEMORY else _GROUPS_KEPT
+        images = {part: _images(part, of, keep) for part, of in tables.items()}
+        parts = {part: Part(images[part], classes, codes[part]) for part in tables}
+        return Reading(parts, notes, prompts=said.prompts)
 
 
 def _images(part: str, tables: Sequence[_Table], keep: int | None) -> ParquetImages:
@@ -149,66 +89,15 @@ def _images(part: str, tables: Sequence[_Table], keep: int | None) -> ParquetIma
     return ParquetImages([group for table in tables for group in table.groups], ids, keep)
 
 
-def _cells(groups: Sequence[_Group], number: int) -> Any:
-    """The bytes of a row group's pictures."""
-    group = groups[number]
-    wanted = f"{group.column}.{group.field}" if group.field else group.column
-    with _Opened(group.path) as file:
-        column = file.read_row_group(group.index, columns=[wanted], use_threads=False).column(0)
-        if group.field:
-            column = column.combine_chunks().field(0) if column.num_chunks != 1 else column.chunk(0).field(0)
-        if len(column) != group.rows:
-            raise InputError(
-                "FILE-CHANGED",
-                f"'{printable(group.path)}' changed since it was listed",
-                fix="make sure nothing writes to the file, then try again",
-            )
-        return column
-
-
-class _Opened:
-    """An open table; whatever the library finds wrong with it becomes our error.
-
-    Read by position and in this thread: no memory maps, and no threads that a fork would lose.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            self._file = pq.ParquetFile(self._path, memory_map=False, pre_buffer=False)
-        except (pa.ArrowException, OSError, ValueError) as e:
-            raise self._damaged(e) from None
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        import pyarrow as pa
-
-        self._file.close()
-        if isinstance(error, (pa.ArrowException, OSError, ValueError)):
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: BaseException) -> InputError:
-        return InputError(
-            "DATA-FORMAT",
-            f"'{printable(self._path)}' cannot be read as a parquet table",
-            found=printable(str(error).splitlines()[0] if str(error) else type(error).__name__),
-            fix="download it again",
-        )
-
-
 # footers and labels
 
 
-def _table(path: Path, settings: Mapping[str, Any]) -> _Table:
+def _table(path: Path, settings: Mapping[str, object]) -> _Table:
     image, label = given.text(settings, "image", "image"), given.text(settings, "label", "label")
-    with _Opened(str(path)) as file:
+    with OpenTable(str(path)) as file:
         schema, metadata = file.schema_arrow, file.metadata
-        _require_columns(path, schema, [image, label, *([settings["key"]] if "key" in settings else [])])
+        named_key = [given.text(settings, "key")] if "key" in settings else []
+        _require_columns(path, schema, [image, label, *named_key])
         field = _bytes_field(path, schema.field(image))
         groups = _groups(path, metadata, image, field)
         _require_pictures(path, groups)
@@ -217,7 +106,7 @@ def _table(path: Path, settings: Mapping[str, Any]) -> _Table:
         labels, counted = _labels(path, file, label)
         rows = sum(group.rows for group in groups)
         if not rows == len(labels) == len(labels if keys is None else keys):
-            raise _format(path, f"{rows:,} rows, {len(labels):,} labels", "a label for each row")
+            raise format_error(path, f"{rows:,} rows, {len(labels):,} labels", "a label for each row")
         return _Table(tuple(groups), tuple(labels), counted, keys, _schema_names(path, schema, label))
 
 
@@ -245,7 +134,7 @@ def _bytes_field(path: Path, field: Any) -> str:
         return ""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         raise _only_paths(path, field.name)
-    raise _format(path, f"column '{field.name}' is {kind}", "bytes, or a struct of bytes and path")
+    raise format_error(path, f"column '{field.name}' is {kind}", "bytes, or a struct of bytes and path")
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -254,7 +143,7 @@ def _is_bytes(kind: Any) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def _groups(path: Path, metadata: Any, image: str, field: str) -> list[_Group]:
+def _groups(path: Path, metadata: Any, image: str, field: str) -> list[RowGroup]:
     """The row groups, by their totals.
 
     What the footer says of single columns (nulls, sizes) is not asked for: where a damaged footer is at odds
@@ -265,21 +154,21 @@ def _groups(path: Path, metadata: Any, image: str, field: str) -> list[_Group]:
         group = metadata.row_group(i)
         rows, size = group.num_rows, group.total_byte_size
         if rows < 0 or not 0 <= size <= _LARGEST_GROUP:
-            raise _format(
+            raise format_error(
                 path,
                 f"row group {i}: {rows:,} rows, {size:,} bytes",
                 f"at most {_LARGEST_GROUP:,} bytes; write the table with row_group_size=100",
             )
-        found.append(_Group(str(path), i, first, rows, image, field, size))
+        found.append(RowGroup(str(path), i, first, rows, image, field, size))
         first += rows
     return found
 
 
-def _require_pictures(path: Path, groups: Sequence[_Group]) -> None:
+def _require_pictures(path: Path, groups: Sequence[RowGroup]) -> None:
     """Rows too small for pictures are looked into, for they may be paths alone."""
     first = next((i for i, group in enumerate(groups) if group.rows), None)
     if first is not None and groups[first].size < _SMALL_ROW * groups[first].rows:
-        cells = _cells(groups, first)
+        cells = read_cells(groups, first)
         if cells.null_count == len(cells):
             raise _only_paths(path, groups[first].column)
 
@@ -325,7 +214,7 @@ def _keys(path: Path, file: Any, name: str) -> tuple[str, ...]:
     keys = _column_of(file, name).to_pylist()
     wrong = [f"row {i}: {printable(key)}" for i, key in enumerate(keys) if not isinstance(key, (str, int))]
     if wrong:
-        raise _format(path, f"column '{name}': {some(wrong)}", "texts or whole numbers")
+        raise format_error(path, f"column '{name}': {some(wrong)}", "texts or whole numbers")
     return tuple(map(str, keys))
 
 
@@ -386,14 +275,4 @@ def _only_paths(path: Path, column: str) -> InputError:
         expected="bytes; a path in a table is never opened: it could name any file",
         likely="datasets.Dataset.to_parquet wrote it: that stores paths",
         fix="write it with the pictures embedded, as push_to_hub does, or list paths and labels in a .csv",
-    )
-
-
-def _format(path: Path | str, found: str, expected: str) -> InputError:
-    return InputError(
-        "DATA-FORMAT",
-        f"'{printable(path)}' cannot be used",
-        found=found,
-        expected=expected,
-        fix="write the table again",
     )

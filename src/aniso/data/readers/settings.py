@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aniso.data.readers.naming import some
 from aniso.errors import InputError, printable
@@ -11,28 +11,28 @@ from aniso.errors import InputError, printable
 T = TypeVar("T")
 
 
-def require_known(settings: Mapping[str, Any], *known: str) -> None:
+def require_known(settings: Mapping[str, object], *known: str) -> None:
     """A setting nobody reads is a spelling mistake."""
     unknown = [name for name in settings if name not in known]
     if unknown:
         raise _bad("the reader has no such setting", some(unknown), ", ".join(known) or "no settings at all")
 
 
-def text(settings: Mapping[str, Any], name: str, default: str | None = None) -> str:
+def text(settings: Mapping[str, object], name: str, default: str | None = None) -> str:
     value = settings.get(name, default)
     if not isinstance(value, str):
         raise _bad(f"the reader needs '{name}'", printable(value), f'{name} = "..."')
     return value
 
 
-def flag(settings: Mapping[str, Any], name: str) -> bool:
+def flag(settings: Mapping[str, object], name: str) -> bool:
     value = settings.get(name, False)
     if not isinstance(value, bool):
         raise _bad(f"'{name}' is either true or false", printable(value), f"{name} = true")
     return value
 
 
-def texts(settings: Mapping[str, Any], name: str) -> dict[str, str]:
+def texts(settings: Mapping[str, object], name: str) -> dict[str, str]:
     """A table of texts."""
     value = settings.get(name)
     if not isinstance(value, Mapping) or not value or not all(isinstance(v, str) for v in value.values()):
@@ -40,7 +40,9 @@ def texts(settings: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(value)
 
 
-def asked_parts(found: Mapping[str, T], settings: Mapping[str, Any]) -> tuple[dict[str, T], tuple[str, ...]]:
+def asked_parts(
+    found: Mapping[str, T], settings: Mapping[str, object]
+) -> tuple[dict[str, T], tuple[str, ...]]:
     """The parts that ``parts`` asks for, by its names for them, and a note on those it leaves out.
 
     ``parts = ["train", "test"]`` picks, ``parts = { val = "dev" }`` renames, too; without it all are read.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aniso.data.readers.naming import some
 from aniso.errors import InputError, printable
+from aniso.json_value import JsonObject
 from aniso.weights.jsontext import JsonError, parse_object
 
 _LARGEST = 512 << 20  # a list of ten million pictures
@@ -54,7 +54,7 @@ def read_lines(path: Path) -> list[tuple[str, str]]:
     return [(line.strip(), f"{label} line {i}") for i, line in enumerate(lines, 1) if line.strip()]
 
 
-def read_json(path: Path, largest: int = _LARGEST) -> dict[str, Any]:
+def read_json(path: Path, largest: int = _LARGEST) -> JsonObject:
     try:
         return parse_object(read_bytes(path, largest))
     except JsonError as e:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from aniso.data.images import ArrayImages, FileImages, Images
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.naming import first_few, some
 from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import distinct
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.registry import READERS
 
 _OURS = ("root", "download", "transform", "target_transform", "transforms", "loader", "is_valid_file")
 
@@ -28,45 +30,49 @@ class _Found:
     pixels: Any = None
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """``dataset`` is a class of torchvision.datasets, ``parts`` its arguments for every part."""
-    name, parts = _asked(settings)
-    check = _CHECKS.get(name)
-    if check is not None:
-        check(root, name)
-    images: dict[str, Images] = {}
-    names: dict[str, list[str]] = {}
-    listed: list[tuple[str, ...]] = []
-    for part, arguments in parts.items():
-        dataset = _construct(root, name, arguments, download=False)
-        found = _EXTRACTORS[name](dataset)
-        classes = _class_names(dataset, root)
-        images[part], labels = _images(root, part, found)
-        names[part] = _named(name, part, labels, classes)
-        listed += [classes] if classes else []
-    # lists made from a part's own files may lack a class, so parts are matched by name
-    union = tuple(dict.fromkeys(label for classes in listed for label in classes)) or None
-    every, codes = by_name(names, union)
-    return Reading({part: Part(images[part], every, codes[part]) for part in parts})
+@READERS.register("torchvision")
+@final
+class TorchvisionReader(Reader):
+    """Reads datasets of torchvision.datasets; torchvision lists the files, aniso decodes them."""
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """``dataset`` is a class of torchvision.datasets, ``parts`` its arguments for every part."""
+        name, parts = _asked(settings)
+        check = _CHECKS.get(name)
+        if check is not None:
+            check(root, name)
+        images: dict[str, Images] = {}
+        names: dict[str, list[str]] = {}
+        listed: list[tuple[str, ...]] = []
+        for part, arguments in parts.items():
+            dataset = _construct(root, name, arguments, download=False)
+            found = _EXTRACTORS[name](dataset)
+            classes = _class_names(dataset, root)
+            images[part], labels = _images(root, part, found)
+            names[part] = _named(name, part, labels, classes)
+            listed += [classes] if classes else []
+        # lists made from a part's own files may lack a class, so parts are matched by name
+        union = tuple(dict.fromkeys(label for classes in listed for label in classes)) or None
+        every, codes = by_name(names, union)
+        return Reading({part: Part(images[part], every, codes[part]) for part in parts})
+
+    def fetch(self, root: Path, settings: Mapping[str, object]) -> None:
+        """Download the data set to where ``read`` looks for it; what is there already is kept."""
+        from aniso.weights.hub import is_offline
+
+        name, parts = _asked(settings)
+        if is_offline():
+            raise InputError(
+                "HUB-OFFLINE",
+                f"{name} cannot be fetched: aniso is offline",
+                fix="unset ANISO_OFFLINE HF_HUB_OFFLINE",
+            )
+        _refuse_old_mnist(root, name)
+        for arguments in parts.values():
+            _construct(root, name, arguments, download=True)
 
 
-def fetch(root: Path, settings: Mapping[str, Any]) -> None:
-    """Download the data set to where ``read`` looks for it; what is there already is kept."""
-    from aniso.weights.hub import is_offline
-
-    name, parts = _asked(settings)
-    if is_offline():
-        raise InputError(
-            "HUB-OFFLINE",
-            f"{name} cannot be fetched: aniso is offline",
-            fix="unset ANISO_OFFLINE HF_HUB_OFFLINE",
-        )
-    _refuse_old_mnist(root, name)
-    for arguments in parts.values():
-        _construct(root, name, arguments, download=True)
-
-
-def _asked(settings: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+def _asked(settings: Mapping[str, object]) -> tuple[str, dict[str, dict[str, object]]]:
     given.require_known(settings, "dataset", "parts")
     name = given.text(settings, "dataset")
     if name not in _EXTRACTORS:
@@ -85,10 +91,10 @@ def _asked(settings: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]
     return name, {part: dict(arguments) for part, arguments in parts.items()}
 
 
-def _construct(root: Path, name: str, arguments: Mapping[str, Any], *, download: bool) -> Any:
+def _construct(root: Path, name: str, arguments: Mapping[str, object], *, download: bool) -> Any:
     from torchvision import datasets
 
-    options: dict[str, Any] = {**arguments, **({"download": download} if name not in _NO_DOWNLOAD else {})}
+    options: dict[str, object] = {**arguments, **({"download": download} if name not in _NO_DOWNLOAD else {})}
     try:
         return getattr(datasets, name)(str(root), **options)
     except Exception as e:  # its readers of .mat, zip and tar files have errors of their own

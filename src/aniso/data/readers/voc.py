@@ -6,16 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import final
 from xml.etree import ElementTree
 
 from aniso.data.images import Box, CroppedImages, FileImages
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines, read_text
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.registry import READERS
 
 _LARGEST = 4 << 20
 _DECLARATION = re.compile(r"<!\s*(DOCTYPE|ENTITY)", re.IGNORECASE)
@@ -29,25 +31,30 @@ class _Object:
     box: Box
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """``parts`` names the image set of each part.
+@READERS.register("voc")
+@final
+class VocReader(Reader):
+    """Reads objects of PASCAL VOC, cropped by their bounding boxes."""
 
-    Objects marked difficult are left out, as VOC's own scores do, unless ``difficult`` is true.
-    """
-    given.require_known(settings, "parts", "year", "difficult")
-    every = given.flag(settings, "difficult")
-    base = f"VOCdevkit/VOC{relative(str(settings.get('year', '2007')), 'year')}"
-    below = Below(root, f"{base}/JPEGImages")
-    parts: dict[str, list[_Object]] = {}
-    left_out = 0
-    for part, chosen in given.texts(settings, "parts").items():
-        lines = read_lines(root / base / "ImageSets" / "Main" / f"{relative(chosen, 'parts')}.txt")
-        photographs = {line.split()[0]: where for line, where in lines}
-        found = [_objects(root / base, below, name, where, every) for name, where in photographs.items()]
-        parts[part] = [item for easy, _ in found for item in easy]
-        left_out += sum(difficult for _, difficult in found)
-        below.require(list(dict.fromkeys(item.path for item in parts[part])))
-    return _reading(root, parts, left_out)
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """``parts`` names the image set of each part.
+
+        Objects marked difficult are left out, as VOC's own scores do, unless ``difficult`` is true.
+        """
+        given.require_known(settings, "parts", "year", "difficult")
+        every = given.flag(settings, "difficult")
+        base = f"VOCdevkit/VOC{relative(str(settings.get('year', '2007')), 'year')}"
+        below = Below(root, f"{base}/JPEGImages")
+        parts: dict[str, list[_Object]] = {}
+        left_out = 0
+        for part, chosen in given.texts(settings, "parts").items():
+            lines = read_lines(root / base / "ImageSets" / "Main" / f"{relative(chosen, 'parts')}.txt")
+            photographs = {line.split()[0]: where for line, where in lines}
+            found = [_objects(root / base, below, name, where, every) for name, where in photographs.items()]
+            parts[part] = [item for easy, _ in found for item in easy]
+            left_out += sum(difficult for _, difficult in found)
+            below.require(list(dict.fromkeys(item.path for item in parts[part])))
+        return _reading(root, parts, left_out)
 
 
 def _reading(root: Path, parts: Mapping[str, Sequence[_Object]], left_out: int) -> Reading:

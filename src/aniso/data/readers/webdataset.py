@@ -6,17 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from aniso.data.images import Images
 from aniso.data.part import Part, Reading
+from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text
-from aniso.data.readers.naming import PICTURES, first_few, is_hidden, some
+from aniso.data.readers.naming import PICTURES, first_few, is_hidden, some, visible_folders
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.tar_index import Member, members
 from aniso.data.readers.texts import Beside, beside
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.registry import READERS
 from aniso.weights.caches import HashCache
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
@@ -67,20 +69,38 @@ def is_no_file(name: str) -> bool:
     return _NO_FILE.search(name) is not None
 
 
-def read(root: Path, settings: Mapping[str, Any]) -> Reading:
-    """A picture's label is in the ``.cls`` member of the same name, or else in its ``.json`` or ``.txt``."""
-    given.require_known(settings, "parts")
-    _require_files(root)
-    files, left_out = given.asked_parts(shards(root, *SUFFIXES), settings)
-    base = root if root.is_dir() else root.parent
-    ignored = _Ignored()
-    budget = [_MOST_MEMBERS]
-    found = {part: [_shard(base, path, ignored, budget) for path in paths] for part, paths in files.items()}
-    require_filled(root, {part: sum(len(shard.pictures) for shard in of) for part, of in found.items()})
-    said = _said(base, files)
-    classes, codes = by_text({part: _column(of) for part, of in found.items()}, said.classes)
-    parts = {part: Part(_images(base, of), classes, codes[part]) for part, of in found.items()}
-    return Reading(parts, (*ignored.notes(), *left_out), prompts=said.prompts)
+@READERS.register("webdataset")
+@final
+class WebDatasetReader(Reader):
+    """Reads tar archives of images and labels, as WebDataset writes them."""
+
+    priority = 1
+
+    def recognises(self, path: Path) -> bool:
+        if not path.exists():
+            return is_no_file(str(path))  # so that ``read`` explains what is wrong with the name
+        if not path.is_dir():
+            return path.is_file() and path.name.lower().endswith(SUFFIXES)
+        archives = {file.parent for files in shards(path, *SUFFIXES).values() for file in files}
+        # an archive beside folders is what they were unpacked from
+        return bool(archives) and visible_folders(path) <= archives
+
+    def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
+        """Read labels from the ``.cls`` member of the same name, or else from its ``.json`` or ``.txt``."""
+        given.require_known(settings, "parts")
+        _require_files(root)
+        files, left_out = given.asked_parts(shards(root, *SUFFIXES), settings)
+        base = root if root.is_dir() else root.parent
+        ignored = _Ignored()
+        budget = [_MOST_MEMBERS]
+        found = {
+            part: [_shard(base, path, ignored, budget) for path in paths] for part, paths in files.items()
+        }
+        require_filled(root, {part: sum(len(shard.pictures) for shard in of) for part, of in found.items()})
+        said = _said(base, files)
+        classes, codes = by_text({part: _column(of) for part, of in found.items()}, said.classes)
+        parts = {part: Part(_images(base, of), classes, codes[part]) for part, of in found.items()}
+        return Reading(parts, (*ignored.notes(), *left_out), prompts=said.prompts)
 
 
 @final

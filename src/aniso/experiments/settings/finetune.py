@@ -1,69 +1,70 @@
-"""Making a task vector: the image encoder, or a LoRA of it, trained on all of a task."""
+"""Fine-tuning on a task, to make a task vector of the result."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, final
 
-from pydantic import Field, model_validator
+from aniso.experiments.methods.method import Method
+from aniso.experiments.options import option
+from aniso.experiments.settings.adapting import test_splits
+from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.experiments.settings.setting import FINE_TUNING
+from aniso.registry import SETTINGS
+from aniso.schedule import Schedule
 
-from aniso.data.card import known_card, known_tasks
-from aniso.experiments.settings.setting import (
-    LORA,
-    Job,
-    Method,
-    PictureSetting,
-    Tasks,
-    require_split,
-    tested,
-)
-from aniso.learn import CrossEntropy, Last, Schedule
-from aniso.learn.lora import Layers
+if TYPE_CHECKING:
+    from aniso.experiments.problem import Problem
+    from aniso.experiments.session import Session
 
 
-class FineTune(PictureSetting):
-    """The paper's recipe; for known data sets with the paper's number of epochs."""
+@final
+@SETTINGS.register("finetune")
+class FineTune(ImageSetting):
+    """Fine-tune a model on a task, to make a task vector: all weights, or a LoRA adapter."""
 
-    setting: Literal["finetune"] = "finetune"
-    task: str
-    method: Method = "weights"
-    lora: int | None = Field(default=None, ge=1)
-    """The rank, if adapters are to be trained."""
-    targets: Layers = "both"
-    """Layers that adapters are trained for."""
+    task: str = option(help="Task: a known name, a folder with a directory per class, a table.", group="Task")
+    method: Method = option(
+        "weights",
+        help="What is trained.",
+        group="Method",
+        choices=lambda: ("weights",),
+        validate_default=True,
+    )
 
-    usual: ClassVar[Schedule] = PictureSetting.usual_weights
-
-    @model_validator(mode="after")
-    def _trains_weights(self) -> Self:
-        if self.method != "weights":
-            raise ValueError("fine-tuning trains weights: leave method out")
-        if self.lora is not None and self.linearised:
-            raise ValueError("a LoRA is trained on the model itself, not on its linearisation")
-        if self.targets != "both" and self.lora is None:
-            raise ValueError("targets are a LoRA's: add lora, its rank")
-        return self
+    @classmethod
+    def methods(cls) -> tuple[str, ...]:
+        return ("weights",)
 
     @property
-    def rank(self) -> int | None:
-        return self.lora
+    def schedule(self) -> Schedule:
+        return self.fine_tuning_schedule
 
     @property
-    def lora_layers(self) -> Layers:
-        return self.targets
+    def fine_tuning_schedule(self) -> Schedule:
+        """The paper's recipe; for known data sets with the paper's number of epochs."""
+        epochs = _paper_epochs(self.task) if self.task else None
+        return replace(FINE_TUNING, epochs=epochs) if epochs else FINE_TUNING
 
-    def resolved_schedule(self) -> Schedule:
-        usual = LORA if self.lora is not None else self.usual
-        epochs = known_card(self.task).epochs if self.task in known_tasks() else None
-        given = {k: v for k, v in self.schedule.model_dump().items() if v is not None}
-        return replace(usual, **({"epochs": epochs} if epochs else {}) | given)
+    def input_files(self) -> dict[str, str]:
+        return {**super().input_files(), "task": self.task}
 
-    def job(self, tasks: Tasks) -> Job:
-        task = tasks(self.task)
-        return Job(
-            tests=tested(task, self.method),
-            vectors=lambda names: (),
+    def problem(self, session: Session) -> Problem:
+        from aniso.experiments.evaluation import LabelledEvaluation
+        from aniso.experiments.problem import Problem, require_split
+        from aniso.learn import CrossEntropy, Last
+
+        task = session.task(self.task)
+        return Problem(
             objective=CrossEntropy(require_split(task, "train", "vectors are made from")) * 1.0,
             keep=Last(),
+            evaluation=LabelledEvaluation(test_splits(task, self)),
+            vectors=lambda names: (),
             notes=task.notes,
         )
+
+
+def _paper_epochs(task: str) -> int | None:
+    from aniso.data.card import known_card, known_tasks
+
+    return known_card(task).epochs if task in known_tasks() else None

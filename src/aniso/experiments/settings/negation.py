@@ -1,15 +1,18 @@
-"""A task taken out of a model, while the rest stays."""
+"""Task negation: a task taken out of a model, while the rest stays."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, final
 
-from pydantic import Field, model_validator
+from aniso.experiments.options import option
+from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.registry import SETTINGS
+from aniso.schedule import Schedule
 
-from aniso.experiments.settings.setting import Job, PictureSetting, Tasks, require_split
-from aniso.learn import CrossEntropy, Lowest, Schedule
-from aniso.learn.search import POINTS
+if TYPE_CHECKING:
+    from aniso.experiments.problem import Problem
+    from aniso.experiments.session import Session
 
 _PAPER = {  # learning rate and epochs
     "cars": (5e-3, 20),
@@ -21,44 +24,51 @@ _PAPER = {  # learning rate and epochs
     "sun397": (3e-3, 10),
     "svhn": (5e-3, 2),
 }
+_OTHER_TASKS = (5e-3, 10)
 
 
-class Negation(PictureSetting):
-    """The target's own vector, scaled so that the target is forgotten and the control is not."""
+@final
+@SETTINGS.register("negation")
+class Negation(ImageSetting):
+    """Take a task out of a model while a control task stays."""
 
-    setting: Literal["negation"] = "negation"
-    target: str
-    control: str
-    floor: float = Field(default=0.95, ge=0, le=1)
-    """The control keeps this share of its zero-shot accuracy, on validation data."""
+    target: str = option(help="The task to take out, named like its vector.", group="Task")
+    control: str = option(help="The task to keep.", group="Task")
+    floor: float = option(
+        0.95,
+        help="Share of its zero-shot accuracy that the control keeps, on validation data.",
+        group="Task",
+        ge=0,
+        le=1,
+    )
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=5e-3)
-    """For tasks that are not the paper's."""
+    excluded: ClassVar[Mapping[str, str]] = {
+        "vector": "adding the target's vector does not take it out: search, or learn coefficients"
+    }
 
-    @model_validator(mode="after")
-    def _moves_one_vector(self) -> Self:
-        if self.method == "vector":
-            raise ValueError("adding the target's vector does not take it out: search, or learn coefficients")
-        return self
+    @property
+    def schedule(self) -> Schedule:
+        lr, epochs = _PAPER.get(self.target, _OTHER_TASKS)
+        return Schedule(epochs=epochs, lr=lr)
 
-    def resolved_schedule(self) -> Schedule:
-        found = super().resolved_schedule()
-        lr, epochs = _PAPER.get(self.target, (None, None))
-        if lr is None or epochs is None or self.method == "weights":
-            return found
-        said = self.schedule
-        return replace(found, lr=said.lr or lr, epochs=said.epochs or epochs)
+    def input_files(self) -> dict[str, str]:
+        return {**super().input_files(), "target": self.target, "control": self.control}
 
-    def job(self, tasks: Tasks) -> Job:
-        target, control = tasks(self.target), tasks(self.control)
-        val = [require_split(task, "val", "scales are learned on") for task in (target, control)]
+    def problem(self, session: Session) -> Problem:
+        from aniso.experiments.evaluation import LabelledEvaluation
+        from aniso.experiments.problem import Problem, require_split
+        from aniso.learn import CrossEntropy, Lowest
+        from aniso.learn.search import POINTS
+
+        target, control = session.task(self.target), session.task(self.control)
+        val = [require_split(task, "val", "coefficients are learned on") for task in (target, control)]
         test = {t.name: require_split(t, "test", "results are measured on") for t in (target, control)}
-        return Job(
-            tests=test,
-            vectors=lambda present: [name for name in (target.name,) if name in present],
+        return Problem(
             objective=CrossEntropy(val[1]) - CrossEntropy(val[0]),
-            # a search tries all its scales; learning that has once gone too far is not going to return
-            keep=Lowest(val[0], val[1], self.floor, stop=self.method != "search"),
-            points=tuple(0.0 - point for point in POINTS),
+            # a search tries all its scales; training that has once gone too far does not return
+            keep=Lowest(val[0], val[1], self.floor, stop=self.method.minimises),
+            evaluation=LabelledEvaluation(test),
+            vectors=lambda present: [name for name in (target.name,) if name in present],
+            scales=tuple(0.0 - point for point in POINTS),
             notes=(*target.notes, *control.notes),
         )

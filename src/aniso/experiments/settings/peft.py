@@ -1,22 +1,32 @@
-"""A task from a share of its training pictures: parameter-efficient fine-tuning."""
+"""A task from a share of its training data: parameter-efficient fine-tuning."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, final
 
-from pydantic import Field
+from aniso.experiments.options import option
+from aniso.experiments.settings.adapting import SingleTaskSetting
+from aniso.registry import SETTINGS
 
-from aniso.experiments.settings.setting import Job, OneTask, Tasks, one_task, require_split
+if TYPE_CHECKING:
+    from aniso.experiments.problem import Problem
+    from aniso.experiments.session import Session
 
 
-class Peft(OneTask):
-    """As many coefficients as the data can feed: ``partition: random:1200`` has that many for each block."""
+@final
+@SETTINGS.register("peft")
+class Peft(SingleTaskSetting):
+    """Learn a task from a share of its training data, with as many coefficients as it supports (random:K)."""
 
-    setting: Literal["peft"] = "peft"
-    fraction: float = Field(default=1.0, gt=0, le=1)
-    keep: Literal["last", "best"] = "best"
+    fraction: float = option(1.0, help="Share of the training data; 1 is all.", group="Task", gt=0, le=1)
+    keep: Literal["last", "best"] = option(
+        "best", help="Epoch to keep: the last, or the best on the validation split.", group="Task"
+    )
 
-    def job(self, tasks: Tasks) -> Job:
-        task = tasks(self.task)
-        train = require_split(task, "train", "pictures are taken from")
-        return one_task(self, task, train if self.fraction == 1 else train.fraction(self.fraction, self.seed))
+    def problem(self, session: Session) -> Problem:
+        from aniso.experiments.problem import require_split
+
+        task = session.task(self.task)
+        train = require_split(task, "train", "training data are taken from")
+        part = train if self.fraction == 1 else train.fraction(self.fraction, self.seed)
+        return self.single_task_problem(task, part)

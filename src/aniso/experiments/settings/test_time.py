@@ -1,62 +1,101 @@
-"""Test-time adaptation: learning from the very pictures that are to be answered, without a label."""
+"""Test-time adaptation: learning from the very images that are to be classified, without a label."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, final
 
-from pydantic import Field, model_validator
+from aniso.experiments.methods.method import TrainingMethod
+from aniso.experiments.options import option
+from aniso.experiments.settings.adapting import AdaptingSetting
+from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.registry import OBJECTIVES, SETTINGS
+from aniso.schedule import Schedule
 
-from aniso.data import Labelled, Unlabelled, unlabelled_pictures
-from aniso.experiments.settings.setting import (
-    BudgetSaid,
-    Job,
-    PictureSetting,
-    Tasks,
-    chooses,
-    others,
-    require_split,
-    selected,
-)
-from aniso.learn import SAR, Contrastive, Entropy, FixMatch, Last, Objective, Schedule
-from aniso.learn.objectives import DataTerm
-from aniso.learn.selection import Budget
+if TYPE_CHECKING:
+    from aniso.data import Labelled, Unlabelled
+    from aniso.experiments.problem import Problem
+    from aniso.experiments.session import Session
+    from aniso.learn import Objective
+
+_LABELLED = ("cross-entropy", "language", "coefficient-norm")
+_LABELS = "it trains on labels, or evaluates them: coefficients, layernorm, or none for zero-shot"
+_GRADIENT = "without labels there is no gradient to select by: random, or features"
 
 
-class TestTime(PictureSetting):
-    """The test pictures without their labels; the last epoch is kept, for there is nothing to choose by."""
+def _unlabelled_objectives() -> tuple[str, ...]:
+    return tuple(name for name in OBJECTIVES.names if name not in _LABELLED)
+
+
+@final
+@SETTINGS.register("test-time")
+class TestTime(AdaptingSetting, ImageSetting):
+    """Adapt to images without a single label: a task's test images, or a folder of your own."""
 
     __test__: ClassVar[bool] = False  # not one of pytest's
 
-    setting: Literal["test-time"] = "test-time"
-    task: str | None = None
-    """Its test pictures are learned from, without their labels, which are for measuring alone."""
-    images: str | None = None
-    """Or a folder of pictures that nobody has sorted."""
-    classes: tuple[str, ...] = Field(default=(), strict=False)
-    """What those may show."""
-    prompts: tuple[str, ...] = Field(default=(), strict=False)
-    objective: Literal["fixmatch", "sar", "entropy", "contrastive"] = "fixmatch"
-    train: Literal["coefficients", "layernorm"] = "coefficients"
-    """What is learned: a composition, or the weights and biases of the model's layer norms."""
-    online: bool = False
-    """One pass over the pictures as they come; each batch is answered before anything is learned from it."""
-    power: float = Field(default=0.5, gt=0)
-    """FixMatch: what flattens answers before they are compared with the threshold."""
-    threshold: float = Field(default=0.9, ge=0, le=1)
-    """FixMatch: how sure an answer has to be at the start; 1 at the end."""
-    trusted: int = Field(default=100, ge=1)
-    """FixMatch: pictures of a class that are trusted, at most."""
-    leave_out: tuple[str, ...] = Field(default=(), strict=False)
-    select: Literal["random", "features"] | None = None
-    """How vectors are chosen; without labels there is no gradient to choose by."""
-    budget: BudgetSaid = None
+    task: str | None = option(
+        None, help="Task: its test images are learned from, without their labels.", group="Task"
+    )
+    images: str | None = option(None, help="Or a folder of unsorted images.", group="Task")
+    classes: tuple[str, ...] = option(
+        (),
+        help="Classes of these images: a text file with a name per line, or names; repeatable.",
+        group="Task",
+        strict=False,
+    )
+    prompts: tuple[str, ...] = option(
+        (),
+        help="Prompt with {} for the class; repeatable.",
+        group="Task",
+        flags=("--prompt",),
+        strict=False,
+    )
+    objective: str = option(
+        "fixmatch", help="Loss without labels.", group="Objective", choices=_unlabelled_objectives
+    )
+    online: bool = option(
+        False,
+        help="One pass over the images in their order; each batch is classified before it is learned from.",
+        group="Objective",
+    )
+    power: float = option(
+        0.5, help="FixMatch: power that flattens predictions before the threshold.", group="Objective", gt=0
+    )
+    threshold: float = option(
+        0.9,
+        help="FixMatch: confidence that counts at the start; 1 at the end.",
+        group="Objective",
+        ge=0,
+        le=1,
+    )
+    trusted: int = option(100, help="FixMatch: most trusted images of each class.", group="Objective", ge=1)
 
-    usual: ClassVar[Schedule] = Schedule(epochs=10, lr=1e-3, warmup=0)
+    excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free"), _LABELS)
+    excluded_rules = dict.fromkeys(("gradient", "blockwise-gradient", "pursuit"), _GRADIENT)
 
-    @model_validator(mode="after")
-    def _learns_without_labels(self) -> Self:
+    @property
+    def schedule(self) -> Schedule:
+        found = Schedule(epochs=10, lr=1e-3, warmup_steps=0)
+        chosen = isinstance(self.method, TrainingMethod) and self.method.schedule.optimiser is not None
+        if self.objective == "sar" and not chosen:
+            return replace(found, optimiser="sgd", weight_decay=0.0)  # as its authors have it
+        return found
+
+    @property
+    def layer_norm_schedule(self) -> Schedule:
+        return self.schedule
+
+    def constrained(self, schedule: Schedule) -> Schedule:
+        return replace(schedule, epochs=1, min_steps_per_epoch=1) if self.online else schedule
+
+    @property
+    def is_online(self) -> bool:
+        return self.online
+
+    def check(self) -> None:
         if (self.task is None) == (self.images is None):
             raise ValueError("name a task, or images and their possible classes")
         if (self.images is None) != (not self.classes):
@@ -65,66 +104,50 @@ class TestTime(PictureSetting):
             raise ValueError(
                 f"one class, '{self.classes[0]}', leaves nothing to choose: name more, or a file"
             )
-        if self.trains_norms and self.linearised:
-            raise ValueError("layer norms are trained in the model itself, not in its linearisation")
         if self.prompts and self.images is None:
             raise ValueError("prompts are for images; a task has its own")
-        if self.method not in ("coefficients", "none"):
-            raise ValueError("method is coefficients, or none for zero-shot; train says what is learned")
-        return self
+        OBJECTIVES.require(self.objective, option="--objective")
+        if self.objective in _LABELLED:
+            raise ValueError(f"objective '{self.objective}' needs labels")
+        super().check()
 
-    @model_validator(mode="after")
-    def _chooses(self) -> Self:
-        return chooses(self, self.select, self.budget)
+    def input_files(self) -> dict[str, str]:
+        given = {"task": self.task, "images": self.images}
+        return {**super().input_files(), **{key: value for key, value in given.items() if value is not None}}
 
-    @property
-    def selection(self) -> tuple[str, Budget] | None:
-        return selected(self.select, self.budget)
-
-    @property
-    def needs_bank(self) -> bool:
-        return self.method == "coefficients" and self.train == "coefficients"
-
-    @property
-    def trains_norms(self) -> bool:
-        return self.train == "layernorm"
-
-    @property
-    def is_online(self) -> bool:
-        return self.online
-
-    def resolved_schedule(self) -> Schedule:
-        found = super().resolved_schedule()
-        sgd = self.objective == "sar" and self.schedule.optimiser is None
-        if sgd:  # as its authors have it
-            found = replace(found, optimiser="sgd", weight_decay=self.schedule.weight_decay or 0.0)
-        return replace(found, epochs=1, least_batches=1) if self.online else found
-
-    def job(self, tasks: Tasks) -> Job:
+    def problem(self, session: Session) -> Problem:
         if self.images is not None:
+            from aniso.data import unlabelled_pictures
+
             split, notes = unlabelled_pictures(
                 self.images, self.classes, self.prompts, on_bad_image=self.on_bad_image
             )
-            return self._job(split, {}, notes)
-        assert self.task is not None
-        task = tasks(self.task)
-        test = require_split(task, "test", "is learned from, without its labels")
-        return self._job(test.unlabelled(), {task.name: test}, task.notes)
+            return self._problem(split, {}, notes)
+        from aniso.experiments.problem import require_split
 
-    def _job(self, split: Unlabelled, tests: Mapping[str, Labelled], notes: tuple[str, ...]) -> Job:
+        assert self.task is not None
+        task = session.task(self.task)
+        test = require_split(task, "test", "is learned from, without its labels")
+        return self._problem(test.unlabelled(), {task.name: test}, task.notes)
+
+    def _problem(self, split: Unlabelled, tests: Mapping[str, Labelled], notes: tuple[str, ...]) -> Problem:
+        from aniso.experiments.evaluation import UnlabelledEvaluation
+        from aniso.experiments.problem import Problem, other_vectors
+        from aniso.learn import Last
+
         own = next(iter(tests), split.name)
-        return Job(
-            tests=tests,
-            vectors=lambda names: others(names, own, self.leave_out),
+        return Problem(
             objective=self._objective(split),
             keep=Last(),
-            unlabelled=split,
+            evaluation=UnlabelledEvaluation(split, tests),
+            vectors=lambda names: other_vectors(names, own, self.leave_out),
             notes=notes,
         )
 
     def _objective(self, split: Unlabelled) -> Objective:
-        if self.objective == "fixmatch":
-            return FixMatch(split, power=self.power, threshold=self.threshold, most=self.trusted) * 1.0
-        plain = {"sar": SAR, "entropy": Entropy, "contrastive": Contrastive}[self.objective]
-        term: DataTerm = plain(split)
-        return term * 1.0
+        """The objective by name, with those of this setting's options that it has."""
+        term = OBJECTIVES.get(self.objective)
+        own = {field.name for field in dataclasses.fields(term)}
+        given = {"power": self.power, "threshold": self.threshold, "most": self.trusted}
+        found: Objective = term(split, **{key: value for key, value in given.items() if key in own}) * 1.0
+        return found

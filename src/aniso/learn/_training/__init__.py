@@ -1,1 +1,1 @@
-"""The training loop and what belongs to it; other rooms use ``aniso.learn``."""
+"""The training loop and its parts; other packages import from ``aniso.learn``."""

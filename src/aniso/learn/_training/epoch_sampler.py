@@ -1,4 +1,4 @@
-"""The batches of an epoch over several splits: none is cut to the smallest, none outweighs another."""
+"""The batches of an epoch over several splits, each with the same share of every batch."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import final
 
 from aniso.data import Batch, Batches, Split, TextDataset, sampling
 from aniso.data.batches import View, together
-from aniso.learn.schedule import Schedule
+from aniso.schedule import Schedule
 
 
 @final
 @dataclass(frozen=True)
 class EpochSampler:
-    """Every split gives the same share of every batch. The one that takes longest is gone through once in
-    an epoch; the others begin anew, in another order, until it is done."""
+    """Draws the batches of an epoch.
+
+    Every split has the same share of every batch. The split that takes longest is visited once in an epoch;
+    the others begin again, in another order, until it is done.
+    """
 
     splits: Sequence[tuple[Split | TextDataset, tuple[View, ...]]]
     schedule: Schedule
     seed: int
     reserved: Sequence[float] = ()
-    """For every split the part of its share that is kept for trusted pictures; none if not said."""
+    """For every split the part of its share that is kept for reserved items (default: none)."""
 
     @property
     def steps(self) -> int:
-        """Of one epoch."""
+        """Steps of an epoch."""
         longest = max(-(-len(split) // self._own(i)) for i, (split, _) in enumerate(self.splits))
-        return max(self.schedule.least_batches, longest)
+        return max(self.schedule.min_steps_per_epoch, longest)
 
     @property
     def _share(self) -> int:
         return self.schedule.share(len(self.splits))
 
     def _own(self, which: int) -> int:
-        """Pictures of a split in a batch beside trusted ones."""
+        """Items of a split in a batch, without reserved ones."""
         reserved = self.reserved[which] if self.reserved else 0.0
         return max(1, self._share - int(reserved * self._share))
 
@@ -44,27 +47,27 @@ class EpochSampler:
         *,
         start: int = 0,
         workers: int = 0,
-        trusted: Sequence[Sequence[int] | None] = (),
+        reserved_items: Sequence[Sequence[int] | None] = (),
     ) -> Iterator[tuple[Batch, ...]]:
-        """The steps of an epoch from ``start`` on: one batch of each split.
+        """Yield the steps of an epoch from ``start`` on: one batch of each split.
 
-        ``trusted`` are places in the splits; they fill up what is reserved for them.
+        ``reserved_items`` are places in each split; they fill the part of its share that is reserved.
         """
         passes = []
         for i, (split, views) in enumerate(self.splits):
             own = self._own(i)
             order, size = self.order(split, own, number), own
-            if trusted and trusted[i]:
-                order = self._filled_up(order, own, list(trusted[i] or ()), split, number)
+            if reserved_items and reserved_items[i]:
+                order = self._filled_up(order, own, list(reserved_items[i] or ()), split, number)
                 size = self._share
             passes.append(Batches(split, *views, size=size, seed=self.seed, epoch=number, order=order))
         return together(*passes, workers=workers, start=start)
 
     def _filled_up(
-        self, order: list[int], own: int, trusted: list[int], split: Split | TextDataset, epoch: int
+        self, order: list[int], own: int, reserved: list[int], split: Split | TextDataset, epoch: int
     ) -> list[int]:
-        """Every batch with trusted pictures at its end, all of them equally often."""
-        keys = [str(split.keys[i]) for i in trusted]
+        """The order with reserved items at the end of every batch, all of them equally often."""
+        keys = [str(split.keys[i]) for i in reserved]
         batches = [order[i : i + own] for i in range(0, len(order), own)]
         if own == self._share:
             return order
@@ -72,12 +75,12 @@ class EpochSampler:
         drawn: list[int] = []
         while len(drawn) < sum(wanted):
             again = len(drawn) // len(keys)
-            drawn += [trusted[i] for i in sampling.shuffled(keys, "trusted", self.seed, epoch, again)]
+            drawn += [reserved[i] for i in sampling.shuffled(keys, "trusted", self.seed, epoch, again)]
         fills = [[drawn.pop(0) for _ in range(count)] for count in wanted]
         return [place for pair in zip(batches, fills, strict=True) for part in pair for place in part]
 
     def order(self, split: Split | TextDataset, share: int, epoch: int) -> list[int]:
-        """Places in the split as they are visited."""
+        """Return the places of a split's items in the order in which an epoch visits them."""
         keys = [str(key) for key in split.keys]
         out = sampling.shuffled(keys, "order", self.seed, epoch)
         if -(-len(keys) // share) == self.steps:

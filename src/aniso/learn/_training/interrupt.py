@@ -1,7 +1,7 @@
-"""Being asked to stop: the first request is heeded at the next step, a second Ctrl-C at once.
+"""Interrupts: the first signal stops the run before the next step, a second Ctrl-C at once.
 
-Other signals may come several times for one request: a scheduler sends them to every process of a group, and
-a runner passes them on to its cells as well.
+Other signals may arrive several times for one request: a scheduler sends them to every process of a group,
+and a runner forwards them to its workers as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C and requests to end do not interrupt; they are remembered."""
+    """Context manager that records Ctrl-C and termination signals; ``check`` raises for them."""
 
     def __init__(self) -> None:
         self.request: int | None = None
@@ -25,8 +25,10 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # Python's rule: only there
-            heard = [n for n in REQUESTS if signal.getsignal(n) is not signal.SIG_IGN]  # as nohup wants it
-            self._before = {number: signal.signal(number, self._asked) for number in heard}
+            handled = [
+                n for n in REQUESTS if signal.getsignal(n) is not signal.SIG_IGN
+            ]  # nohup ignores SIGHUP
+            self._before = {number: signal.signal(number, self._requested) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -34,12 +36,12 @@ class Interrupt:
             signal.signal(number, handler)
         self._before = {}
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _requested(self, number: int, frame: FrameType | None) -> None:
         if self.request is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.request = self.request or number
 
     def check(self) -> None:
-        """Raise if there was a request."""
+        """Raise StoppedError if a signal has arrived."""
         if self.request is not None:
-            raise StoppedError("STOPPED", "the run was asked to end", signal=self.request, fix="run it again")
+            raise StoppedError("STOPPED", "the run was interrupted", signal=self.request, fix="run it again")

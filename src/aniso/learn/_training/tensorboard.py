@@ -1,4 +1,4 @@
-"""Epochs for TensorBoard, for those who watch there; metrics.jsonl has the same numbers."""
+"""Epoch rows for TensorBoard; metrics.jsonl has the same numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, final
 
 from aniso.errors import UsageError
-from aniso.learn._training.loop import Row
+from aniso.records import EpochRow
 
 
 @final
 class TensorBoardWriter:
-    """Called with an epoch's row, it writes its losses and accuracies."""
+    """Writes the losses and accuracies of every epoch's row it is called with."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -23,12 +23,12 @@ class TensorBoardWriter:
         make: Any = SummaryWriter
         self._writer = make(str(directory))
 
-    def __call__(self, row: Row) -> None:
-        numbers = {f"accuracy/{name}": value for name, value in row["accuracy"].items()}
-        numbers |= {f"perplexity/{name}": value for name, value in row.get("perplexity", {}).items()}
-        numbers |= {f"loss/{name}": value for name, value in row["terms"].items()}
-        if row["loss"] is not None:
-            numbers["loss"] = row["loss"]
+    def __call__(self, row: EpochRow) -> None:
+        numbers = {f"accuracy/{name}": value for name, value in row.accuracy.items()}
+        numbers |= {f"perplexity/{name}": value for name, value in row.perplexity.items()}
+        numbers |= {f"loss/{name}": value for name, value in row.terms.items()}
+        if row.loss is not None:
+            numbers["loss"] = row.loss
         for name, value in numbers.items():
-            self._writer.add_scalar(name.replace(" ", "_"), value, row["epoch"])
+            self._writer.add_scalar(name.replace(" ", "_"), value, row.epoch)
         self._writer.flush()

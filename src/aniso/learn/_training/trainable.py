@@ -1,11 +1,11 @@
-"""What a run changes: a composition's coefficients, or a model's own weights."""
+"""What a run trains: a composition's coefficients, or a model's own weights."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from aniso.errors import UsageError
 from aniso.learn.heads import Head
 from aniso.learn.unwrap import model_of
 from aniso.models import Wrapped
+from aniso.records import JsonValue
 from aniso.vectors import Kind
 from aniso.weights.fingerprint import combined_hash, tensor_hash
 
@@ -22,21 +23,22 @@ from aniso.weights.fingerprint import combined_hash, tensor_hash
 @final
 @dataclass(frozen=True)
 class Trainable:
-    """A model that gives features, and the tensors in it that are trained, by name."""
+    """A model, and those of its tensors that are trained, by name."""
 
     model: nn.Module
     tensors: dict[str, Tensor]
-    identity: dict[str, Any]
-    """What the model is apart from these tensors, as plain data."""
+    identity: Mapping[str, JsonValue]
+    """Everything the model's outputs depend on beside these tensors, as JSON data."""
     slots: CoefficientIndex | None = None
-    """What coefficients belong to, if coefficients are trained."""
+    """Which vector and block every coefficient belongs to, if coefficients are trained."""
     head: Head | None = None
-    """What answers; class weights from prompts if there is none."""
+    """The classifier (default: class weights from prompts)."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of tensors that have their own, and that nothing pulls to zero."""
+    """Learning rates of tensors that have their own, and no weight decay."""
 
     @classmethod
     def coefficients(cls, composition: Composition) -> Trainable:
+        """Train the coefficients of a composition."""
         identity = {
             **model_of(composition).identity(),
             "bank": composition.bank.content_hash,
@@ -47,7 +49,7 @@ class Trainable:
 
     @classmethod
     def weights(cls, encoder: Wrapped, *, linearised: bool = False) -> Trainable:
-        """A model of its own; those tensors are trained that are blocks, so not the text tower."""
+        """Train the weights of a copy of the model: the tensors of its blocks, so not the text tower."""
         own = dict(encoder.named_parameters(remove_duplicate=False))  # a block may be a buffer: BART's bias
         names = [part.key for block in encoder.layout.blocks for part in block.parts if part.key in own]
         identity = {**encoder.identity(), "trained": "weights", "linearised": linearised}
@@ -60,7 +62,7 @@ class Trainable:
 
     @classmethod
     def layer_norms(cls, encoder: Wrapped, *, without_last: int = 3) -> Trainable:
-        """A model of its own; the norms' weights and biases are trained, but for those of its last layers."""
+        """Train the layer norms of a copy of the model, except those of its last layers."""
         norms = [block for block in encoder.layout.blocks if block.kind is Kind.NORM]
         deepest = max((block.depth for block in norms if block.depth is not None), default=-1)
         names = [
@@ -71,7 +73,9 @@ class Trainable:
         ]
         if not names:
             raise UsageError(
-                "MODEL-NAME", f"'{encoder.name}' has no norms to train", fix="train coefficients instead"
+                "MODEL-NAME",
+                f"'{encoder.name}' has no norms that can be trained",
+                fix="train coefficients instead",
             )
         own = copy.deepcopy(encoder)
         parameters = dict(own.named_parameters())
@@ -79,28 +83,37 @@ class Trainable:
         return cls(own, {name: parameters[name].requires_grad_() for name in names}, identity)
 
     def with_head(self, head: Head) -> Trainable:
-        """The same, and a head's parameters with it."""
+        """Train a head's parameters as well."""
         if not head.rates:
             raise UsageError(
                 "HEAD-FEATURES",
-                f"a head of kind '{head.kind}' learns from features that stay as they are",
-                fix="learn it afterwards (leave out --joint), or use --head tip",
+                f"head '{head.kind}' cannot be trained jointly: the features it learns from must not change",
+                fix="leave out --joint to train it afterwards, or use --head tip",
             )
         own = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
         rates = {f"head.{name}": rate for name, rate in head.rates.items()}
         start = {name: tensor_hash(tensor) for name, tensor in head.tensors().items()}
-        said = {"kind": head.kind, **head.settings(), "start": combined_hash(start)}
-        identity = {**self.identity, "head": said}
+        identity = {
+            **self.identity,
+            "head": {"kind": head.kind, **head.settings(), "start": combined_hash(start)},
+        }
         return replace(self, tensors={**self.tensors, **own}, identity=identity, head=head, rates=rates)
 
     @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    @property
     def count(self) -> int:
+        """Number of trained values."""
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     @torch.no_grad()
-    def load(self, values: dict[str, Tensor]) -> None:
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite the trained tensors."""
         for name, tensor in self.tensors.items():
             tensor.copy_(values[name])
 
     def copied(self) -> dict[str, Tensor]:
+        """Return copies of the trained tensors."""
         return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}

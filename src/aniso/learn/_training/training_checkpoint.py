@@ -1,4 +1,4 @@
-"""What a run leaves behind to go on from: plain tensors and JSON, checked, the last two kept."""
+"""Training checkpoints: tensors and JSON in one safetensors file, with a checksum; the last two are kept."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ _KEPT = 2  # the newest may be damaged
 @final
 @dataclass(frozen=True)
 class State:
-    """A run between two steps."""
+    """The state of a run between two steps."""
 
     epoch: int
-    """Epochs that are done, measurement included."""
+    """Epochs that are done, validation included."""
     step: int
     """Steps of the next epoch that are done."""
     tensors: dict[str, Tensor]
     facts: dict[str, Any] = field(default_factory=dict)
-    """Everything else, as JSON."""
+    """Everything else, as JSON data."""
 
 
 @final
 class TrainingCheckpoints:
-    """The states in a directory, oldest first."""
+    """The checkpoints in a run's directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def files(self) -> list[Path]:
+        """Return the checkpoint files, oldest first."""
         found = [path for path in self._directory.glob("state-*.safetensors") if _NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: tuple(int(n) for n in _NAME.fullmatch(path.name).groups()))  # type: ignore[union-attr]
 
     def save(self, state: State) -> None:
-        """Write a state; then, and only then, drop all but the last two."""
+        """Write a checkpoint; then, and only then, remove all but the last two."""
         # its place in the run is in the name, for people, and in the text, for the hash
         facts = json.dumps({**state.facts, "at": [state.epoch, state.step]}, sort_keys=True)
         meta = {
@@ -61,12 +62,12 @@ class TrainingCheckpoints:
         path = self._directory / f"state-{state.epoch:05d}-{state.step:06d}.safetensors"
         save_safetensors(path, state.tensors, meta, overwrite=True)
         files = self.files()
-        later = files[files.index(path) + 1 :]  # left by a run that fell back behind them
+        later = files[files.index(path) + 1 :]  # left by a run that resumed from an older one
         for old in [*files[: max(0, files.index(path) + 1 - _KEPT)], *later]:
             disk.remove(old)
 
     def newest(self) -> tuple[State | None, list[str]]:
-        """The newest state that can be read, and what was wrong with newer ones."""
+        """Return the newest checkpoint that can be read, and a warning for every newer one that cannot."""
         notes: list[str] = []
         files = self.files()
         for path in reversed(files):
@@ -74,14 +75,14 @@ class TrainingCheckpoints:
                 return _read(path), notes
             except AnisoError as e:
                 notes.append(
-                    f"warning: {path.name} cannot be used ({e.message}); going back to the one before"
+                    f"warning: checkpoint {path.name} cannot be read ({e.message}); using the one before"
                 )
         if files:
             raise InputError(
                 "RUN-STATE",
-                f"no state in '{printable(self._directory)}' can be read",
+                f"no checkpoint in '{printable(self._directory)}' can be read",
                 found=[note.removeprefix("warning: ") for note in notes],
-                fix="start the run anew in another directory",
+                fix="start a new run in another directory",
             )
         return None, notes
 
@@ -93,12 +94,12 @@ def _read(path: Path) -> State:
             "RUN-STATE",
             f"it was written by another version, schema {printable(file.metadata.get('schema', '?'), 20)}",
             expected=f"schema {SCHEMA}",
-            fix="go on with the version that wrote it",
+            fix="resume it with the version that wrote it",
         )
     tensors = {name: file.read(name) for name in file.tensors}
     text = file.metadata.get("facts", "")
     if file.metadata.get("hash") != _digest(tensors, text):
-        raise InputError("RUN-STATE", "its content does not match its hash", fix="use an older state")
+        raise InputError("RUN-STATE", "its content does not match its hash", fix="use an older checkpoint")
     facts = json.loads(text)
     epoch, step = facts.pop("at")
     return State(epoch, step, tensors, facts)
@@ -109,26 +110,28 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
 
 
 def require_same(was: Mapping[str, Any], now: Mapping[str, Any], *, environment: bool = False) -> list[str]:
-    """Refuse to go on under other circumstances; returns what differs in the environment, if that is allowed.
+    """Raise RUN-CHANGED if a run is resumed with other inputs, settings or (unless allowed) environment.
 
-    ``was`` and ``now`` have two levels: what, and in what environment.
+    ``was`` and ``now`` have the keys "what" and "environment". Returns the differences in the environment.
     """
     other = differences(was.get("what", {}), now.get("what", {}))
     around = differences(was.get("environment", {}), now.get("environment", {}))
     if other or (around and not environment):
         raise InputError(
             "RUN-CHANGED",
-            "the run was begun with other inputs or settings" if other else "the run was begun elsewhere",
+            "the run was started with other inputs or settings"
+            if other
+            else "the run was started in another environment",
             changed=[*other, *around][:12],
             fix="start a new run in another directory"
             if other
-            else "go on there, or accept other rounding with --allow-env-change",
+            else "resume it there, or accept other rounding with --allow-env-change",
         )
     return around
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[str]:
-    """What two nested dictionaries and lists do not agree on, in words."""
+    """Return the differences between two nested dictionaries and lists, as text."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         keys = [*was, *(key for key in now if key not in was)]
         return [d for key in keys for d in differences(was.get(key), now.get(key), f"{path}{key}.")]

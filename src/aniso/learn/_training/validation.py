@@ -1,9 +1,8 @@
-"""What a rule for keeping chooses by: accuracies on pictures, perplexities on texts."""
+"""Validation: what a keep rule chooses an epoch by."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from torch import nn
 
@@ -14,11 +13,12 @@ from aniso.learn.keep import Keep, Measured
 from aniso.learn.language import evaluate_lm
 from aniso.learn.unwrap import head_for
 from aniso.progress import ProgressCallback
+from aniso.records import EpochRow
 
 
 @final
 class Validation:
-    """Measures a model, as it is at the time, on a rule's splits."""
+    """Measures a model, as it is at the time, on a keep rule's splits."""
 
     def __init__(
         self,
@@ -26,34 +26,35 @@ class Validation:
         keep: Keep,
         *,
         head: Head | None = None,
-        at_once: int | None = None,
+        batch_size: int | None = None,
         workers: int = 0,
     ) -> None:
-        """``at_once`` is how much fits into memory, if that is known to be little."""
+        """``batch_size`` is the most that fits into memory, if it is known to be little."""
         self._model = model
         self._splits = keep.splits
         self._heads = {split.name: head_for(model, split, head) for split in keep.splits}
-        self._at_once = at_once
+        self._batch_size = batch_size
         self._workers = workers
 
-    def read(self, progress: ProgressCallback | None = None) -> dict[str, dict[str, float]]:
-        """Accuracies by the name of the split, and perplexities if there are texts."""
+    def measure(self, progress: ProgressCallback | None = None) -> dict[str, dict[str, float]]:
+        """Return accuracies by the name of the split, and perplexities if there are texts."""
         out: dict[str, dict[str, float]] = {"accuracy": {}}
         for split in self._splits:
-            batch = min(split.at_once, self._at_once or split.at_once)
+            size = min(split.at_once, self._batch_size or split.at_once)
             if isinstance(split, TextDataset):
-                found = evaluate_lm(self._model, split, batch=batch, workers=self._workers, progress=progress)
-                out.setdefault("perplexity", {})[split.name] = found.perplexity
+                score = evaluate_lm(
+                    self._model, split, batch_size=size, workers=self._workers, progress=progress
+                )
+                out.setdefault("perplexity", {})[split.name] = score.perplexity
                 continue
             head = self._heads[split.name]
-            measured = evaluate(
-                self._model, split, head=head, batch=batch, workers=self._workers, progress=progress
+            accuracy = evaluate(
+                self._model, split, head=head, batch_size=size, workers=self._workers, progress=progress
             )
-            out["accuracy"][split.name] = measured.value
+            out["accuracy"][split.name] = accuracy.value
         return out
 
 
-def worth(row: Mapping[str, Any]) -> Measured:
-    """What was read, so that higher is better: of a perplexity one by it, the likelihood of a token."""
-    likely = {name: 1 / value for name, value in row.get("perplexity", {}).items()}
-    return {**row["accuracy"], **likely}
+def scores(row: EpochRow) -> Measured:
+    """Return scores where higher is better; perplexity becomes 1 / perplexity."""
+    return {**row.accuracy, **{name: 1 / value for name, value in row.perplexity.items()}}

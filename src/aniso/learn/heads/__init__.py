@@ -1,13 +1,18 @@
-"""Classifiers that are learned on features of a few pictures: Tip-Adapter, LP++, a linear probe."""
+"""Heads: classifiers that are trained on the features of a few images.
 
-from aniso.learn.heads.files import HEADS, SavedHead, load_head, new_head
+A head is one file of this package, with a class decorated by ``@register("name")``.
+"""
+
+from aniso.learn.heads.files import SavedHead, load_head, new_head
 from aniso.learn.heads.head import Classifier, Head, HeadFit, RestrictedHead
 from aniso.learn.heads.linear import LinearProbe
 from aniso.learn.heads.lpp import LPP
 from aniso.learn.heads.tip import TipAdapter
+from aniso.registry import HEADS
+
+register = HEADS.register
 
 __all__ = [
-    "HEADS",
     "RestrictedHead",
     "Classifier",
     "Head",
@@ -18,4 +23,5 @@ __all__ = [
     "TipAdapter",
     "load_head",
     "new_head",
+    "register",
 ]

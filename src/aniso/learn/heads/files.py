@@ -1,57 +1,50 @@
-"""Heads by name, and from files."""
+"""New heads by name, and saved heads from files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aniso.errors import InputError, UsageError, printable
+from aniso.errors import InputError, printable
 from aniso.learn.heads.head import FORMAT, SCHEMA, Head
-from aniso.learn.heads.linear import LinearProbe
-from aniso.learn.heads.lpp import LPP
-from aniso.learn.heads.tip import TipAdapter
 from aniso.models import ClassWeights
+from aniso.registry import HEADS
 from aniso.weights import SafetensorsFile
 from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import require_checksum
 
-_HEADS: dict[str, type[Head]] = {head.kind: head for head in (TipAdapter, LPP, LinearProbe)}
-HEADS = tuple(_HEADS)
 
-
-def new_head(kind: str, base: ClassWeights) -> Head:
-    """A head that answers as the class weights do, until it learns something."""
-    if kind not in _HEADS:
-        raise UsageError(
-            "HEAD-FILE", f"there is no head '{printable(kind)}'", expected=", ".join(HEADS), fix="--head tip"
-        )
-    return _HEADS[kind](base)
+def new_head(name: str, base: ClassWeights) -> Head:
+    """Return a new head that predicts as the class weights do, until it is trained."""
+    HEADS.require(name, option="--head")
+    head: Head = HEADS.get(name)(base)
+    return head
 
 
 @final
 @dataclass(frozen=True)
 class SavedHead:
-    """A head, and what its features come from."""
+    """A head from a file, and the identity of the features it was trained on."""
 
     head: Head
     features: Mapping[str, str]
 
     def require_features(self, found: Mapping[str, str], label: str) -> None:
-        """Refuse features of another model: they lie elsewhere, and answers would be noise."""
+        """Raise HEAD-FEATURES if features are of another model: predictions on them would be noise."""
         other = sorted(key for key in {*found, *self.features} if found.get(key) != self.features.get(key))
         if other:
             what = _WORDS.get(other[0], "model")
             raise InputError(
                 "HEAD-FEATURES",
-                f"the head in '{printable(label)}' was learned on features of another {what}",
+                f"the head in '{printable(label)}' was trained on features of another {what}",
                 expected=printable(self.features.get(other[0], "none")),
                 found=printable(found.get(other[0], "none")),
-                fix="name the model, the bank and the coefficients that it was learned with",
+                fix="name the model, the bank and the coefficients that it was trained with",
             )
 
 
@@ -76,12 +69,12 @@ class _Index(BaseModel):
 
 
 def load_head(path: str | Path) -> SavedHead:
-    """Read a file that ``Head.save`` wrote."""
+    """Read a head from a file that ``Head.save`` wrote."""
     file = SafetensorsFile(RawFile(Path(path)))
     if file.metadata.get("format") != FORMAT or file.metadata.get("schema") != str(SCHEMA):
         raise InputError(
             "HEAD-FILE",
-            f"'{file.label}' holds no head, or one that another version wrote",
+            f"'{file.label}' is not a head, or was written by another version",
             found=f"format {printable(file.metadata.get('format', 'none'), 40)}, "
             f"schema {printable(file.metadata.get('schema', 'none'), 20)}",
             expected=f"format '{FORMAT}', schema {SCHEMA}",
@@ -105,8 +98,9 @@ def _built(index: _Index, tensors: dict[str, torch.Tensor]) -> Head:
     odd = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if odd:
         raise ValueError(f"'{odd[0]}' is NaN or infinite")
-    made: Any = _HEADS[index.kind]
-    head: Head = made(base, **index.settings)
+    if index.kind not in HEADS:
+        raise LookupError(f"there is no head '{index.kind}'")
+    head: Head = HEADS.get(index.kind)(base, **index.settings)
     head.adopt(tensors)
     with torch.no_grad():
         head.logits(torch.zeros(1, base.weight.shape[1]))  # tensors that do not fit each other fail here
@@ -118,5 +112,5 @@ def _damaged(label: str, reason: str) -> InputError:
         "HEAD-FILE",
         f"the head in '{label}' cannot be used",
         reason=printable(reason.splitlines()[0] if reason else "", 200),
-        fix="learn it again, or restore the file from a copy",
+        fix="train it again, or restore the file from a copy",
     )

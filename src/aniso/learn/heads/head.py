@@ -1,4 +1,4 @@
-"""What all heads share: they begin as the class weights, learn from a few features, and are saved."""
+"""The base of heads: they start as the class weights, are trained on a few features, and can be saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, final
+from typing import ClassVar, Protocol, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.models import ClassWeights
 from aniso.progress import ProgressCallback
+from aniso.registry import HEADS
 from aniso.weights import save_safetensors
 from aniso.weights.fingerprint import content_checksum
 
 SCHEMA = 1
 FORMAT = "aniso head"
-_LOOK = 10  # steps between two looks at what a step is chosen by
+_LOOK = 10  # steps between two evaluations on held-out features
 
 
 class Classifier(Protocol):
-    """What turns features into scores of classes: class weights, or a head that has learned something."""
+    """Turns features into logits: class weights, or a trained head."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -39,7 +40,7 @@ class Classifier(Protocol):
 @final
 @dataclass(frozen=True)
 class RestrictedHead:
-    """A classifier whose answers are among some of its classes, in another order if need be."""
+    """A classifier restricted to some of its classes, possibly in another order."""
 
     classifier: Classifier
     names: tuple[str, ...]
@@ -57,12 +58,12 @@ class RestrictedHead:
 
 
 def require_known(names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse classes that nothing was, or will be, learned for."""
+    """Raise DATA-CLASS if a name is not one of the ``known`` classes."""
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(
             "DATA-CLASS",
-            f"{len(unknown)} classes are none that anything was learned for",
+            f"{len(unknown)} classes are not among the classes that were learned",
             found=printable(", ".join(unknown[:8])),
             expected=printable(", ".join(known[:8])),
             fix="evaluate it as a task of its own, without the head",
@@ -72,23 +73,22 @@ def require_known(names: Sequence[str], known: Sequence[str]) -> None:
 @final
 @dataclass(frozen=True)
 class HeadFit:
-    """What learning a head came to."""
+    """Result of ``Head.fit``."""
 
     losses: tuple[float, ...]
-    """Before every step."""
+    """The loss before every step."""
     kept: int
-    """The step after which the head was kept; 0 is before the first, when it answers as the class weights."""
+    """The step after which the head was kept; 0 is the start, when it predicts as the class weights."""
 
 
 class Head(nn.Module, ABC):
-    """A classifier on image features. Until it has learned something it answers as the class weights do.
+    """A classifier on image features. Until it is trained it predicts as the class weights do.
 
     Classes are those of the class weights, whatever labels occur. Features need not be normalised.
     """
 
-    kind: ClassVar[str]
     rates: ClassVar[Mapping[str, float]] = {}
-    """Learning rates of its parameters, where it can be trained together with what gives the features."""
+    """Learning rates of its parameters, if it can be trained together with the coefficients."""
 
     def __init__(self, base: ClassWeights) -> None:
         super().__init__()
@@ -101,16 +101,22 @@ class Head(nn.Module, ABC):
         self.register_buffer("base_bias", None if base.bias is None else base.bias.detach().float().clone())
 
     @property
+    def kind(self) -> str:
+        """The name the head is registered with."""
+        return HEADS.name_of(type(self))
+
+    @property
     def base(self) -> ClassWeights:
+        """The class weights it started from."""
         return ClassWeights(self.names, self.base_weight, self.base_bias, self.by_angle)
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Scores of every class."""
+        """Return the logits of every class."""
 
     @abstractmethod
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
-        """Learn step by step, giving the loss before each; views x pictures x width, not normalised."""
+        """Train step by step, yielding the loss before each; views x images x width, not normalised."""
 
     def fit(
         self,
@@ -120,10 +126,10 @@ class Head(nn.Module, ABC):
         held_out: tuple[Tensor, Tensor] | None = None,
         progress: ProgressCallback | None = None,
     ) -> HeadFit:
-        """Learn from features, (views x) pictures x width, and labels.
+        """Train on features, (views x) images x width, and labels.
 
-        The last step is kept; with ``held_out``, features and labels that nothing is learned from, the step
-        that is best on them, of equals the first.
+        The last step is kept; with ``held_out``, other features and labels, the step that is best on them, of
+        equals the first.
         """
         wanted = torch.as_tensor(labels)
         views = self._usable(features, wanted)
@@ -137,20 +143,21 @@ class Head(nn.Module, ABC):
         return HeadFit(tuple(losses), choice.settle(len(losses)))
 
     steps: int
-    """How many there are at most."""
+    """The largest number of training steps."""
 
     @property
     def count(self) -> int:
+        """Number of trained values."""
         return sum(p.numel() for p in self.parameters())
 
     # files
 
-    def settings(self) -> dict[str, Any]:
-        """How it learns, as plain data."""
+    def settings(self) -> dict[str, float | int]:
+        """Return its options, as keyword arguments."""
         return {}
 
     def save(self, path: str | Path, of: Mapping[str, str], *, overwrite: bool = False) -> str:
-        """Write one safetensors file; ``of`` says what its features come from (``features.identity``)."""
+        """Write one safetensors file; ``of`` identifies the features (``feature_identity``)."""
         index = {
             "kind": self.kind,
             "classes": list(self.names),
@@ -164,20 +171,21 @@ class Head(nn.Module, ABC):
         return save_safetensors(Path(path), tensors, meta, overwrite=overwrite)
 
     def to_bytes(self, of: Mapping[str, str]) -> bytes:
-        """The file that ``save`` writes."""
+        """Return the content of the file that ``save`` writes."""
         with tempfile.TemporaryDirectory() as place:
             self.save(Path(place) / "head", of)
             return (Path(place) / "head").read_bytes()
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return all parameters and buffers, on the CPU."""
         return {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> Self:
-        """Take over what ``tensors`` gave; shapes that do not fit are an error."""
+        """Load what ``tensors`` returned; shapes that do not match are an error."""
         self.load_state_dict(dict(tensors), strict=True)
         return self
 
-    # what must not go unnoticed
+    # checks
 
     def _usable(self, features: Tensor, labels: Tensor) -> Tensor:
         views = features if features.dim() == 3 else features[None]
@@ -185,9 +193,9 @@ class Head(nn.Module, ABC):
         if not fitting or not len(views):
             raise UsageError(
                 "HEAD-FEATURES",
-                "these are not the features of pictures with labels",
+                "features and labels do not match each other, or the model",
                 found=f"features {tuple(features.shape)}, labels {tuple(labels.shape)}",
-                expected=f"(views x) pictures x {self.base_weight.shape[1]}, and as many labels",
+                expected=f"(views x) images x {self.base_weight.shape[1]}, and as many labels",
                 fix="aniso.learn.features.features(model, split)",
             )
         self._require_classes(labels)
@@ -195,25 +203,25 @@ class Head(nn.Module, ABC):
         if bad:
             raise NumericalError(
                 "LEARN-NONFINITE",
-                f"the features of {len(bad)} pictures are NaN or infinite",
-                first=f"picture {bad[0]}, '{printable(self.names[int(labels[bad[0]])])}'",
-                fix="look at these pictures, or for coefficients that are too large: aniso coefficients show",
+                f"the features of {len(bad)} images are NaN or infinite",
+                first=f"image {bad[0]}, '{printable(self.names[int(labels[bad[0]])])}'",
+                fix="look at these images, or for coefficients that are too large: aniso coefficients show",
             )
         return views.detach().float()
 
     def _require_classes(self, labels: Tensor) -> None:
-        """Every class needs a picture: one without any would be learned to be never the answer."""
+        """Every class needs an image: the head would learn never to predict a class without any."""
         if len(self.names) < 2:
             raise InputError(
                 "HEAD-CLASS",
-                f"'{printable(self.names[0])}' is the only class: there is nothing to tell apart",
+                f"'{printable(self.names[0])}' is the only class: a head needs two or more",
                 fix="use a task with two classes or more",
             )
         outside = [int(x) for x in set(labels.tolist()) if not 0 <= x < len(self.names)]
         if outside or labels.is_floating_point():
             raise UsageError(
                 "HEAD-CLASS",
-                f"{outside[0] if outside else labels.dtype} is no label of {len(self.names)} classes",
+                f"{outside[0] if outside else labels.dtype} is not a label of {len(self.names)} classes",
                 expected=f"whole numbers from 0 to {len(self.names) - 1}",
                 fix="number labels as the classes are",
             )
@@ -222,10 +230,10 @@ class Head(nn.Module, ABC):
         if absent:
             raise InputError(
                 "HEAD-CLASS",
-                f"there is no picture of {len(absent)} of {len(self.names)} classes",
+                f"there is no image of {len(absent)} of {len(self.names)} classes",
                 found=[printable(name, 40) for name in absent[:10]],
                 more=f"{len(absent) - 10} more classes" if len(absent) > 10 else "",
-                fix="add a picture of each, take them out of the task, or learn without --head",
+                fix="add an image of each, remove them from the task, or train without --head",
             )
 
     def _finite(self, loss: float, step: int) -> float:
@@ -240,7 +248,7 @@ class Head(nn.Module, ABC):
 
 @final
 class _Choice:
-    """Remembers the best so far, if there is something to choose by."""
+    """Keeps the best step so far on held-out features, if there are any."""
 
     def __init__(self, head: Head, held_out: tuple[Tensor, Tensor] | None) -> None:
         self._head = head
@@ -256,7 +264,7 @@ class _Choice:
             self._measure(step)
 
     def settle(self, steps: int) -> int:
-        """Put the best back; gives its step."""
+        """Restore the best step, and return its number."""
         if self._held_out is None:
             return steps
         self._measure(steps)
@@ -271,8 +279,8 @@ class _Choice:
         if not bool(torch.isfinite(logits).all()):
             raise NumericalError(
                 "LEARN-NONFINITE",
-                f"what the head says to held-out pictures is NaN or infinite in step {step}",
-                fix="look at these pictures, or for coefficients that are too large: aniso coefficients show",
+                f"the logits of held-out images are NaN or infinite in step {step}",
+                fix="look at these images, or for coefficients that are too large: aniso coefficients show",
             )
         right = int((logits.argmax(-1) == labels.to(features.device)).sum())
         if right > self._best:

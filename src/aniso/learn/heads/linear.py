@@ -1,9 +1,9 @@
-"""The linear probe: logistic regression on features, which knows nothing of the text."""
+"""The linear probe: logistic regression on features, without class names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from aniso.learn.heads.head import Head
 from aniso.models import ClassWeights
+from aniso.registry import HEADS
 
 
+@HEADS.register("linear")
 @final
 class LinearProbe(Head):
-    """Weights and biases that minimise cross-entropy + decay / 2 |weights|², by L-BFGS from zero on."""
-
-    kind = "linear"
+    """Linear probe: minimises cross-entropy + decay / 2 |weights|² by L-BFGS, starting from zero."""
 
     def __init__(self, base: ClassWeights, *, steps: int = 300, decay: float = 1e-3) -> None:
         super().__init__(base)
@@ -27,9 +27,9 @@ class LinearProbe(Head):
         bias = torch.zeros(len(base.names)) if self.base_bias is None else self.base_bias.clone()
         self.bias = nn.Parameter(bias)
         self.unit: Tensor
-        self.register_buffer("unit", torch.tensor(float(base.by_angle)))  # learns from normalised features
+        self.register_buffer("unit", torch.tensor(float(base.by_angle)))  # 1 if features are normalised
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float | int]:
         return {"steps": self.steps, "decay": self._decay}
 
     def logits(self, features: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class LinearProbe(Head):
             self.weight.zero_()
             self.bias.zero_()
             self.unit.fill_(1.0)
-        # what is left of max_eval, which goes by max_iter if not said, is for the line search
+        # max_eval defaults to 1.25 max_iter; more are left for the line search
         optimiser = torch.optim.LBFGS(
             [self.weight, self.bias],
             max_iter=1,

@@ -1,9 +1,9 @@
-"""LP++ (Huang et al. 2024): a linear probe that blends prototypes of pictures with text, class by class."""
+"""LP++ (Huang et al. 2024): a linear probe that blends image prototypes with text, class by class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -12,28 +12,28 @@ from torch.nn import functional
 from aniso.errors import NumericalError, UsageError
 from aniso.learn.heads.head import Head
 from aniso.models import ClassWeights
+from aniso.registry import HEADS
 
 
+@HEADS.register("lpp")
 @final
 class LPP(Head):
-    """Logits f · (w_k + alpha_k t_k), with prototypes w_k and multipliers alpha_k of the text embeddings t_k.
+    """LP++: logits f · (w_k + alpha_k t_k), with prototypes w_k, text embeddings t_k and multipliers alpha_k.
 
-    Both blocks are learned in turn, by steps whose sizes come from bounds on the loss's curvature: there is
-    no rate to choose, and the loss never rises.
+    Prototypes and multipliers are trained in turn, with step sizes from bounds on the loss's curvature: there
+    is no learning rate to choose, and the loss never rises.
     """
-
-    kind = "lpp"
 
     def __init__(
         self, base: ClassWeights, *, steps: int = 300, text: float = 250.0, text_every: int = 10
     ) -> None:
-        """``text`` times the mean cosine of pictures and their class's text is what alpha begins with; alpha
-        takes a step after every ``text_every`` steps of the prototypes."""
+        """Alpha starts at ``text`` times the mean cosine of images and their class's text, and takes a step
+        after every ``text_every`` steps of the prototypes."""
         super().__init__(base)
         if not base.by_angle:
             raise UsageError(
                 "HEAD-FEATURES",
-                "LP++ blends pictures with text, and this model has no text",
+                "LP++ needs text embeddings, and this model has no text tower",
                 fix="--head linear or --head tip",
             )
         self.steps = steps
@@ -42,7 +42,7 @@ class LPP(Head):
         self.prototypes = nn.Parameter(torch.zeros_like(self.base_weight))
         self.alpha = nn.Parameter(self.base_weight.norm(dim=-1))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float | int]:
         return {"steps": self.steps, "text": self._text, "text_every": self._text_every}
 
     def logits(self, features: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class LPP(Head):
             yield loss
 
     def _begin(self, features: Tensor, cosines: Tensor, labels: Tensor, wanted: Tensor) -> None:
-        """Prototypes begin as sums over a class's pictures; alpha is the same for all classes."""
+        """Set the start: prototypes are sums over a class's images, alpha is the same for all classes."""
         self.prototypes.zero_().index_add_(0, labels, features)
         own = cosines.gather(1, wanted[:, None])[:, 0]
         sums = torch.zeros_like(self.alpha).index_add_(0, wanted, own)
@@ -76,7 +76,7 @@ class LPP(Head):
         self.alpha.fill_(self._text * (sums / counts).mean())
 
     def _errors(self, features: Tensor, cosines: Tensor, wanted: Tensor) -> tuple[float, Tensor]:
-        """The loss, and its derivative by the logits."""
+        """The loss, and its derivative with respect to the logits."""
         logits = torch.addcmul(features @ self.prototypes.T, self.alpha, cosines)
         loss = functional.cross_entropy(logits, wanted)
         excess = logits.softmax(-1)
@@ -85,12 +85,11 @@ class LPP(Head):
 
 
 def step_sizes(features: Tensor, cosines: Tensor) -> tuple[float, float]:
-    """For the prototypes 4 N / the largest eigenvalue of F'F; for the multipliers of text N / 4 times the
-    largest sum of squares of a class's text logits.
+    """Return the step sizes of prototypes and multipliers.
 
-    The Hessian of a softmax is at most a half, so the loss's curvature along the prototypes is at most
-    L = eigenvalue / 2 N. A step of 2 / L, which the first one is, cannot make the loss larger, nor can any
-    shorter one.
+    For prototypes 4 N / the largest eigenvalue of F'F; for multipliers N / (4 m), with m the largest sum of
+    squares of a class's text logits. The Hessian of a softmax is at most a half, so the loss's curvature
+    along the prototypes is at most L = eigenvalue / 2 N, and no step of up to 2 / L can raise the loss.
     """
     count, width = features.shape
     wide = features.double()
@@ -100,7 +99,7 @@ def step_sizes(features: Tensor, cosines: Tensor) -> tuple[float, float]:
     if largest <= 0 or most <= 0:
         raise NumericalError(
             "LEARN-NONFINITE",
-            "there is nothing to learn from: all features, or their likeness to all classes, are zero",
+            "all features, or their similarity to all classes, are zero: there is nothing to learn from",
             fix="look for coefficients that are too large: aniso coefficients show",
         )
     return 4 * count / largest, count / (4 * most)

@@ -1,10 +1,10 @@
-"""Tip-Adapter, fine-tuned (Zhang et al. 2022): class weights and a cache of the pictures' own features."""
+"""Tip-Adapter, fine-tuned (Zhang et al. 2022): class weights and a cache of the images' own features."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,19 @@ from torch.nn import functional
 
 from aniso.learn.heads.head import Head
 from aniso.models import ClassWeights
+from aniso.registry import HEADS
 
-_ROWS = 256  # at once, against all keys: what is computed of them stays in a processor's cache
+_ROWS = 256  # at once, against all keys: their products stay in a processor's cache
 
 
+@HEADS.register("tip")
 @final
 class TipAdapter(Head):
-    """Logits of the class weights + alpha exp(-beta (1 - f · keys')) labels.
+    """Tip-Adapter: logits of the class weights + alpha exp(-beta (1 - f · keys')) labels.
 
-    Keys are learned, beginning as the mean of every picture's views; so are the two scalars.
+    Keys, which start as the mean of every image's views, and the two scalars are trained.
     """
 
-    kind = "tip"
     rates: ClassVar[Mapping[str, float]] = {"keys": 1e-3, "alpha": 1e-1, "beta": 1e-1}
 
     def __init__(
@@ -38,7 +39,7 @@ class TipAdapter(Head):
         self.owners: Tensor
         self.register_buffer("owners", torch.zeros(0, dtype=torch.long))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float | int]:
         return {"steps": self.steps, "alpha": self._scalars[0], "beta": self._scalars[1]}
 
     def logits(self, features: Tensor) -> Tensor:
@@ -48,11 +49,11 @@ class TipAdapter(Head):
         return self.base.logits(features) + self.alpha * votes
 
     def _by_class(self, weights: Tensor) -> Tensor:
-        """Rows, one for each key, added up by the keys' classes; a product with labels costs far more."""
+        """Sum rows, one for each key, by the keys' classes; a product with one-hot labels costs far more."""
         return weights.new_zeros(len(self.names), weights.shape[1]).index_add(0, self.owners, weights)
 
     def remember(self, features: Tensor, labels: Tensor | Sequence[int]) -> Self:
-        """Fill the cache: what there is to learn is where its keys and scalars go from here."""
+        """Fill the cache with features and labels: keys and scalars are trained from there."""
         owners = torch.as_tensor(labels)
         views = functional.normalize(self._usable(features, owners), dim=-1)
         keys = functional.normalize(views.mean(0), dim=-1)
@@ -65,13 +66,13 @@ class TipAdapter(Head):
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> Self:
         if tensors["keys"].dim() != 2 or tensors["owners"].shape != tensors["keys"].shape[:1]:
-            raise ValueError("keys and their owners do not fit each other")
-        self.keys = nn.Parameter(torch.empty_like(tensors["keys"]))  # as many as there are
+            raise ValueError("keys and their classes differ in number")
+        self.keys = nn.Parameter(torch.empty_like(tensors["keys"]))  # as many as in the file
         self.owners = torch.empty_like(tensors["owners"])
         return super().adopt(tensors)
 
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
-        """Full batches, each of another view: a picture's own key is its views' mean, not the view itself."""
+        """Train on full batches, each of another view: an image's key is its views' mean, not one view."""
         if self.by_angle:
             views = functional.normalize(views, dim=-1)  # once, and not in every step
         self.remember(views, labels)
@@ -88,9 +89,9 @@ class TipAdapter(Head):
 
     @torch.no_grad()
     def _gradients(self, features: Tensor, labels: Tensor) -> float:
-        """Of a full batch, some rows at a time: all against all would not fit for a thousand classes.
+        """Set the gradients of a full batch, some rows at a time: a thousand classes would not fit at once.
 
-        Written out, since autograd would keep, and go through, several matrices of rows by keys.
+        Written out, since autograd would keep several matrices of rows x keys.
         """
         keys = torch.zeros_like(self.keys)
         alpha, beta, total = (torch.zeros((), dtype=torch.float64) for _ in range(3))

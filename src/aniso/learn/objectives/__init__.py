@@ -1,18 +1,34 @@
-"""Losses bound to what they are measured on, and signed sums of them."""
+"""Objectives: losses bound to the split they are measured on, and signed sums of them.
+
+An objective is one file of this package, with a class decorated by ``@register("name")``.
+"""
 
 from aniso.learn.objectives.coefficient_norm import CoefficientNorm
+from aniso.learn.objectives.companion import Companion, Losses, RunContext
+from aniso.learn.objectives.contrastive import Contrastive
 from aniso.learn.objectives.cross_entropy import CrossEntropy
+from aniso.learn.objectives.entropy import Entropy
+from aniso.learn.objectives.fixmatch import FixMatch
 from aniso.learn.objectives.language_loss import LanguageLoss
-from aniso.learn.objectives.objective import DataTerm, Objective, Seen, Term, ValueTerm, answered
-from aniso.learn.objectives.unlabelled import SAR, Contrastive, Entropy, FixMatch
+from aniso.learn.objectives.objective import DataTerm, Objective, Term, ValueTerm
+from aniso.learn.objectives.sar import SAR
+from aniso.learn.objectives.term_inputs import TermInputs, logits_of
+from aniso.learn.objectives.unlabelled_term import UnlabelledTerm
+from aniso.registry import OBJECTIVES
+
+register = OBJECTIVES.register
 
 __all__ = [
     "Objective",
     "Term",
     "DataTerm",
+    "UnlabelledTerm",
     "ValueTerm",
-    "Seen",
-    "answered",
+    "TermInputs",
+    "logits_of",
+    "Companion",
+    "RunContext",
+    "Losses",
     "CrossEntropy",
     "LanguageLoss",
     "CoefficientNorm",
@@ -20,4 +36,5 @@ __all__ = [
     "SAR",
     "Contrastive",
     "FixMatch",
+    "register",
 ]

@@ -1,10 +1,10 @@
-"""Keeping coefficients few and small."""
+"""A norm of the coefficients, to keep them few and small."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from torch import Tensor
 from aniso.compose import CoefficientIndex
 from aniso.errors import UsageError
 from aniso.learn.objectives.objective import ValueTerm
+from aniso.records import JsonValue
+from aniso.registry import OBJECTIVES
 
 
+@OBJECTIVES.register("coefficient-norm")
 @final
 @dataclass(frozen=True)
 class CoefficientNorm(ValueTerm):
-    """The p-norm over vectors, as a mean over blocks and their parts."""
+    """The p-norm of the coefficients over vectors, as a mean over blocks and their parts."""
 
     p: float = 1.0
 
@@ -29,7 +32,7 @@ class CoefficientNorm(ValueTerm):
     def name(self) -> str:
         return f"coefficients' {self.p:g}-norm"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         return {"loss": "coefficient norm", "p": self.p}
 
     def loss(self, values: Tensor, index: CoefficientIndex) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,33 +11,39 @@ from torch.nn import functional
 from aniso.data import Labelled
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
-from aniso.learn.objectives.objective import DataTerm, Seen
+from aniso.learn.objectives.objective import DataTerm
+from aniso.learn.objectives.term_inputs import TermInputs
 from aniso.learn.unwrap import encoder_of
+from aniso.records import JsonValue
+from aniso.registry import OBJECTIVES
 
 VIEWS = ("train", "few_shot", "eval")
 
 
+@OBJECTIVES.register("cross-entropy")
 @final
 @dataclass(frozen=True)
 class CrossEntropy(DataTerm):
-    """The mean of -log p(label) over a split's pictures."""
+    """The mean of -log p(label) over the images of a labelled split."""
+
+    needs_labels = True
 
     split: Labelled
     view: str = "train"
-    """train (a crop of nine tenths or more), few_shot (a crop of half or more, mirrored or not) or eval."""
+    """train (crops of 90 % or more), few_shot (crops of 50 % or more, flipped at random) or eval."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.split, Labelled) or not len(self.split):
             raise UsageError(
                 "OBJECTIVE",
-                "cross-entropy needs a split with labels and at least one picture",
+                "CrossEntropy needs a split with labels and at least one image",
                 found=printable(self.split),
                 fix="task.train, or shots of it",
             )
         if self.split.role == "test":
             raise UsageError(
                 "LEARN-TEST",
-                f"{self.split.name} is for testing: nothing is learned from its labels",
+                f"{self.split.name} is for testing: its labels cannot be trained on",
                 fix="task.train or task.val",
             )
         if self.view not in VIEWS:
@@ -52,7 +58,7 @@ class CrossEntropy(DataTerm):
     def name(self) -> str:
         return self.split.name
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         classes = self.split.classes.key
         return {"loss": "cross-entropy", "split": self.split.manifest, "classes": classes, "view": self.view}
 
@@ -60,6 +66,6 @@ class CrossEntropy(DataTerm):
         view: View = getattr(encoder_of(model).transforms, self.view)
         return (view,)
 
-    def loss(self, seen: Seen) -> Tensor:
-        assert seen.labels is not None
-        return functional.cross_entropy(seen.logits[0], seen.labels)
+    def loss(self, inputs: TermInputs) -> Tensor:
+        assert inputs.labels is not None
+        return functional.cross_entropy(inputs.logits[0], inputs.labels)

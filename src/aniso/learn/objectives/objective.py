@@ -1,12 +1,12 @@
-"""Signed sums of terms. Every setting is one: tasks are added, or taken away from a control."""
+"""Objectives: signed sums of terms. Tasks are added, or subtracted from a control."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, Self, final
 
 from torch import Tensor, nn
 
@@ -14,34 +14,13 @@ from aniso.compose import CoefficientIndex
 from aniso.data import Split, TextDataset
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
-from aniso.learn.heads import Classifier
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a term gets to see of a batch."""
-
-    features: tuple[Tensor, ...]
-    """For every view, not normalised; of texts what a language model says of them."""
-    logits: tuple[Tensor, ...]
-    """For every view, over the split's classes; texts have none."""
-    labels: Tensor | None
-    """None for an unlabelled split, always."""
-    trusted: Tensor | None = None
-    """The class that each picture is trusted to show, -1 for none; None where nothing is trusted."""
-    reliable: Tensor | None = None
-    """Which pictures counted before the step to where the loss is worst; None if there was none."""
-    progress: float = 0.0
-    """How much of the run is over."""
-
-
-def answered(head: Classifier | None, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Logits of every view; none where nothing answers."""
-    return () if head is None else tuple(head.logits(view) for view in features)
+from aniso.learn.objectives.companion import Companion, RunContext
+from aniso.learn.objectives.term_inputs import TermInputs
+from aniso.records import JsonValue
 
 
 class _Summable:
-    """What sums are made of. Python's own ``sum`` works, too: it begins with zero."""
+    """Arithmetic of terms and objectives. Python's ``sum`` works, too: it begins with zero."""
 
     def _objective(self) -> Objective:
         raise NotImplementedError
@@ -61,7 +40,9 @@ class _Summable:
     def __mul__(self, weight: float) -> Objective:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise UsageError(
-                "OBJECTIVE", f"{printable(weight)!r} cannot weigh a term", fix="multiply by a finite number"
+                "OBJECTIVE",
+                f"{printable(weight)!r} cannot be the weight of a term",
+                fix="multiply by a finite number",
             )
         return Objective(tuple((weight * own, term) for own, term in self._objective().parts))
 
@@ -69,7 +50,7 @@ class _Summable:
 
 
 class Term(_Summable, ABC):
-    """One loss."""
+    """One loss. Terms are frozen dataclasses: their fields are the options of the loss."""
 
     def _objective(self) -> Objective:
         return Objective(((1.0, self),))
@@ -77,50 +58,56 @@ class Term(_Summable, ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What metrics call it, unique within an objective."""
+        """Name of the term in metrics, unique within an objective."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """What the loss depends on, as plain data: a run goes on only under the same."""
+    def identity(self) -> dict[str, JsonValue]:
+        """Everything the loss depends on, as JSON data: a run is only resumed if it is unchanged."""
 
 
 class DataTerm(Term):
-    """A loss on a split, which is a field of every such term."""
+    """A loss on a split. ``split`` is a field of every such term."""
 
     split: Split | TextDataset
-    looks: ClassVar[int] = 0
-    """So many of the first views are only looked at: no gradient goes through them."""
-    trusted_share: ClassVar[float] = 0.0
-    """The share of every batch that is drawn from trusted pictures, which ``trust`` chooses in each epoch."""
+    needs_labels: ClassVar[bool]
+    """True if the split must hold the targets: labels of images, or the tokens of texts."""
+    no_grad_views: ClassVar[int] = 0
+    """How many of the first views go through the model without gradients."""
+    reserved_share: ClassVar[float] = 0.0
+    """The share of every batch that is filled with the companion's ``reserved_items``."""
     selective: ClassVar[bool] = False
-    """Whether a batch may hold nothing that counts."""
+    """True if a batch may hold no item that counts, so that its gradient is zero."""
     whole_batch: ClassVar[bool] = False
-    """Whether pictures are compared with each other, so that a batch cannot be cut into slices."""
+    """True if items are compared with each other, so that a batch cannot be cut into micro-batches."""
+    fixed_targets: ClassVar[bool] = True
+    """False if the targets are the model's own predictions, which change while it learns."""
 
-    def trust(self, logits: Tensor) -> Tensor:
-        """From the logits of all pictures: the class that each is trusted to show, -1 for none."""
-        raise NotImplementedError
+    @classmethod
+    def companion(cls, terms: Mapping[int, Self], run: RunContext) -> Companion | None:
+        """Return the companion of an objective's terms of this class, given by number; None if not needed."""
+        return None
 
     @abstractmethod
     def views(self, model: nn.Module) -> tuple[View, ...]:
-        """How every picture, or text, is to be seen by a model."""
+        """Return the transforms that turn an item of the split into the model's inputs, one per view."""
 
     @abstractmethod
-    def loss(self, seen: Seen) -> Tensor:
-        """A mean over the pictures, or texts, seen."""
+    def loss(self, inputs: TermInputs) -> Tensor:
+        """Return the mean loss over the items of a batch."""
 
 
 class ValueTerm(Term):
     """A loss on the coefficients themselves."""
 
     @abstractmethod
-    def loss(self, values: Tensor, index: CoefficientIndex) -> Tensor: ...
+    def loss(self, values: Tensor, index: CoefficientIndex) -> Tensor:
+        """Return the loss of all coefficients; ``index`` says which block and vector each belongs to."""
 
 
 @final
 @dataclass(frozen=True)
 class Objective(_Summable):
-    """Terms with their weights: what is minimised is the weighted sum."""
+    """A weighted sum of terms, which ``fit`` minimises."""
 
     parts: tuple[tuple[float, Term], ...]
 
@@ -135,7 +122,7 @@ class Objective(_Summable):
     def value_terms(self) -> tuple[tuple[float, ValueTerm], ...]:
         return tuple((w, term) for w, term in self.parts if isinstance(term, ValueTerm))
 
-    def identity(self) -> list[dict[str, Any]]:
+    def identity(self) -> list[dict[str, JsonValue]]:
         return [{"weight": weight, **term.identity()} for weight, term in self.parts]
 
     def __str__(self) -> str:
@@ -149,7 +136,7 @@ def _parts(value: object) -> tuple[tuple[float, Term], ...]:
         return ()
     raise UsageError(
         "OBJECTIVE",
-        f"{printable(value)!r} is no term",
+        f"{printable(value)!r} is not a term of an objective",
         expected="CrossEntropy(split) and the like, sums and differences of them",
-        fix="multiply a term by a number to weigh it",
+        fix="multiply a term by a number to weight it",
     )

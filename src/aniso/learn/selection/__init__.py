@@ -1,11 +1,32 @@
-"""Choosing vectors under a budget. ``bank.select(strategy)`` gives a smaller bank."""
+"""Selection rules: choose vectors, or cells of them, under a budget.
 
-from aniso.learn.selection.by_chance import Random
-from aniso.learn.selection.by_features import FeatureSimilarity, mean_feature
-from aniso.learn.selection.by_gradient import BlockwiseGradient, WholeGradient
+``bank.select(rule)`` gives a smaller bank. A rule is one file of this package, with a class decorated by ``@register("name")``.
+"""
+
+from aniso.errors import UsageError
+from aniso.learn.selection.features import FeatureSimilarity, mean_feature
+from aniso.learn.selection.gradient import BlockwiseGradient, WholeGradient
+from aniso.learn.selection.gradient_cache import GradientCache
 from aniso.learn.selection.pursuit import Pursuit
-from aniso.learn.selection.remembered import GradientCache
-from aniso.learn.selection.strategy import Budget, Choice, Scores, Strategy
+from aniso.learn.selection.random import Random
+from aniso.learn.selection.selection_rule import Choice, Scores, SelectionInputs, SelectionRule
+from aniso.registry import SELECTION_RULES
+from aniso.sizes import Budget
+
+register = SELECTION_RULES.register
+
+
+def new_selection_rule(name: str, inputs: SelectionInputs) -> SelectionRule:
+    """Return the rule that is registered as ``name``; raise UsageError if it lacks an input it needs."""
+    kind: type[SelectionRule] = SELECTION_RULES.get(name)
+    if kind.needs_objective and inputs.objective is None:
+        raise UsageError(
+            "USAGE",
+            f"selection rule '{name}' needs a task to select vectors for",
+            fix="--task TASK, or the rule 'random'",
+        )
+    return kind.from_inputs(inputs)
+
 
 __all__ = [
     "Random",
@@ -17,6 +38,9 @@ __all__ = [
     "Budget",
     "Choice",
     "Scores",
-    "Strategy",
+    "SelectionRule",
+    "SelectionInputs",
+    "new_selection_rule",
     "mean_feature",
+    "register",
 ]

@@ -1,4 +1,4 @@
-"""Orthogonal matching pursuit: cells one after another, each for what those before it leave undone."""
+"""Selection by orthogonal matching pursuit on the gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.learn.selection.by_gradient import Gradient
-from aniso.learn.selection.strategy import Scores, cell_bytes, gathered
+from aniso.learn.selection.gradient import Gradient
+from aniso.learn.selection.selection_rule import Scores, cell_bytes, gathered
+from aniso.registry import SELECTION_RULES
 from aniso.vectors import Bank, LowRank
 
 _CHUNK = 1 << 18
@@ -19,16 +20,18 @@ _DEPENDENT = 1e-9  # of a cell's square that is left once others have been taken
 _EQUAL = 1e-6  # of a gain: what 32-bit gradients cannot tell apart
 
 
+@SELECTION_RULES.register("pursuit")
 @final
 class Pursuit(Gradient):
-    """Greedy within each block: the cell along which most of the gradient remains is taken, then the gradient
-    is what is left of it beside all cells taken so far. Two vectors that say the same are not both taken.
+    """Select cells one by one, each for the gradient that the cells before it do not explain.
 
-    All it needs beside the gradients is the cells' inner products, of one block at a time.
+    Greedy within each block: take the cell along which most of the gradient remains, then project the
+    gradient onto the complement of all cells taken so far. Of two parallel vectors only one is taken. Beside the
+    gradients this needs the cells' inner products, of one block at a time.
     """
 
-    kind = "pursuit"
     whole = False
+    compares_vectors = True
 
     def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:
         blocks = [b.name for b in bank.layout.blocks]
@@ -37,7 +40,9 @@ class Pursuit(Gradient):
             own = {name: scores[name][block] for name in bank if block in bank[name]}
             if own:
                 gram = _gram(bank, block)
-                size = gram.diagonal().clamp(min=1e-300).sqrt()  # all of length one: small ones count as much
+                size = (
+                    gram.diagonal().clamp(min=1e-300).sqrt()
+                )  # all scaled to length one, so that small cells count as much
                 gradients = torch.tensor(list(own.values()), dtype=torch.float64) / size
                 searches[block] = _Block(tuple(own), gradients, gram / size[:, None] / size)
             if self.progress:
@@ -57,7 +62,7 @@ class Pursuit(Gradient):
         return kept
 
     def _by_bytes(self, bank: Bank, searches: Mapping[str, _Block]) -> list[tuple[str, str]]:
-        """Of all blocks' next cells the best that still fits, again and again."""
+        """Take the best next cell over all blocks that still fits, again and again."""
         kept, left = [], self.budget.nbytes or 0
         found = {block: search.best() for block, search in searches.items()}
         while any(found.values()):
@@ -71,7 +76,7 @@ class Pursuit(Gradient):
             else:
                 left -= size
                 kept.append((search.take(place), block))
-            found[block] = search.best()  # the others' have not changed
+            found[block] = search.best()  # those of other blocks have not changed
         return kept
 
 
@@ -87,20 +92,20 @@ class _Block:
     left_out: set[int] = field(default_factory=set)
 
     def best(self) -> tuple[float, int] | None:
-        """By how much the gradient's norm would still shrink with a cell, and which; None if by nothing."""
+        """Return the largest decrease of the gradient's norm and the cell that gives it, or None."""
         rest, square = self._remaining()
         usable = square > _DEPENDENT * self.gram.diagonal()
         usable[[*self.taken, *self.left_out]] = False
         gain = torch.where(usable, rest.abs() / square.clamp(min=1e-300).sqrt(), -1.0).nan_to_num(-1.0)
-        # of cells that are equally good, as all of a scalar block are, the first: rounding is no reason
+        # of cells that are equally good, as all of a scalar block are, the first: rounding must not decide
         most = gain.max()
         place = int((gain >= most - _EQUAL * most.abs()).nonzero()[0])
         value = float(gain[place])
         return (value, place) if value >= 0 and math.isfinite(value) else None
 
     def _remaining(self) -> tuple[Tensor, Tensor]:
-        """Of every cell: its inner product with what is left of the gradient, and its own square, both
-        beside the cells that are taken."""
+        """Every cell's inner product with the remaining gradient, and its squared norm, after projecting out
+        the cells that are taken."""
         if not self.taken:
             return self.gradients, self.gram.diagonal().clone()
         among = self.gram[self.taken][:, self.taken]
@@ -121,7 +126,7 @@ class _Block:
 
 
 def _gram(bank: Bank, block: str) -> Tensor:
-    """Inner products of all cells of a block, which is in memory once for each of them."""
+    """Inner products of all cells of a block, which are in memory together."""
     deltas = list(bank.read_block(block, exact=False).values())
     dense = [i for i, delta in enumerate(deltas) if not isinstance(delta, LowRank)]
     out = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
@@ -135,7 +140,7 @@ def _gram(bank: Bank, block: str) -> Tensor:
 
 
 def _products(rows: list[Tensor]) -> Tensor:
-    """In double, a piece of all rows at a time."""
+    """Inner products in double precision, a piece of all rows at a time."""
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for start in range(0, rows[0].numel(), _CHUNK):
         piece = torch.stack([row[start : start + _CHUNK] for row in rows]).double()

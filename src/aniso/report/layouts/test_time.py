@@ -34,13 +34,13 @@ def _online(row: Row) -> Cell:
     seeds: dict[int, list[float]] = defaultdict(list)
     for record in row.records:
         for scored in record.metrics.online.values():
-            if isinstance(scored.get("accuracy"), float):
-                seeds[record.seed].append(100 * scored["accuracy"])
+            if scored.accuracy is not None:
+                seeds[record.seed].append(100 * scored.accuracy)
     means = [fmean(shares) for shares in seeds.values()]
     return Estimate(fmean(means), standard_error(means)) if means else None
 
 
 def _agreement(row: Row) -> Cell:
-    known = [record.metrics.answers.get("agreement") for record in row.records]
-    shares = [share for share in known if isinstance(share, float)]
+    known = [record.metrics.answers for record in row.records]
+    shares = [summary.agreement for summary in known if summary is not None]
     return Estimate(100 * fmean(shares)) if shares and not row.fixed else None

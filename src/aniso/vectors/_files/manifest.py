@@ -20,6 +20,7 @@ SCHEMA = 2
 READABLE = (1, SCHEMA)
 VECTOR_FILE = re.compile(r"vectors-([0-9]{3,9})\.safetensors")
 FEATURE_FILE = re.compile(r"features-([0-9]{3,9})\.safetensors")
+_VECTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 BANK_FILES = re.compile(rf"{MANIFEST}|{VECTOR_FILE.pattern}|{FEATURE_FILE.pattern}")
 
 
@@ -112,6 +113,17 @@ def manifest_error(path: Path, reason: str) -> InputError:
         reason=printable(reason),
         fix="build the bank again, or update aniso if it was written by a newer version",
     )
+
+
+def check_vector_name(name: str) -> None:
+    """Raise unless a vector can have this name in a manifest and on the command line."""
+    if not _VECTOR_NAME.fullmatch(name):
+        raise UsageError(
+            "BANK-NAME",
+            f"invalid vector name '{printable(name)}'",
+            expected="letters, digits and . _ + - (at most 100)",
+            fix="write NAME=FILE with another name",
+        )
 
 
 def require_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -49,7 +49,7 @@ class VectorLike(Protocol):
     def base(self) -> BaseInfo: ...
     def __contains__(self, block: str) -> bool: ...
     def __getitem__(self, block: str) -> Delta: ...
-    def concluded(self, norms: Mapping[str, float]) -> Provenance:
+    def checked_provenance(self, norms: Mapping[str, float]) -> Provenance:
         """The vector's provenance, now that all its norms are known."""
 
 
@@ -123,7 +123,7 @@ def _index(
 ) -> Index:
     records = []
     for vector, own in zip(vectors, measured, strict=True):
-        origin = vector.concluded(own.norms)
+        origin = vector.checked_provenance(own.norms)
         kept = {block: own.stored[block] for block in own.kept}
         lost = math.sqrt(own.error / max(sum(n * n for n in own.norms.values()), 1e-300))
         # packing what was packed before: errors of independent roundings add up in squares

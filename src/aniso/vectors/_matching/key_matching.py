@@ -13,7 +13,7 @@ from aniso.vectors.naming import HUGGING_FACE, PLAIN
 _SHOWN = 8
 
 
-def paired_blocks(
+def match_blocks(
     base: BlockSource, tuned: BlockSource, edits: KeyEdits
 ) -> tuple[list[tuple[Block, Block]], list[str]]:
     """Blocks of base and tuned model by name, and notes on what is absent by a known rule."""

@@ -23,7 +23,7 @@ _SMALL_SLACK = 100.0  # biases and gains may start at zero, and are compared wit
 _LISTED = 4
 
 
-def judge(
+def check_plausible(
     name: str,
     layout: Layout,
     norms: Mapping[str, float],

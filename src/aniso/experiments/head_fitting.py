@@ -1,0 +1,97 @@
+"""Heads on top of a method's result: learned on features of the shots, after the rest or together with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from aniso.data import Labelled
+from aniso.learn import Best, FeatureCache, features
+from aniso.learn.heads import Head, TipAdapter, new_head
+from aniso.models import ClassWeights
+from aniso.records import HeadSummary
+
+if TYPE_CHECKING:
+    from aniso.experiments.result import MethodResult
+    from aniso.experiments.session import Session
+
+VIEWS = 10
+"""Augmented views of every shot that a head learns from."""
+
+
+def check_head(session: Session) -> None:
+    """Raise the error that fitting the setting's head would raise."""
+    assert session.setting.head_name is not None
+    new_head(session.setting.head_name, class_weights(session))
+
+
+def fit_head(session: Session, result: MethodResult) -> MethodResult:
+    """Learn the setting's head on features of the shots; the step is chosen as the epoch is."""
+    assert session.setting.head_name is not None
+    kind, shots = session.setting.head_name, _shots(session)
+    model = result.model_for(session.task_name)
+    held_out = None
+    if isinstance(session.problem.keep, Best):
+        (split,) = (s for s in session.problem.keep.splits if isinstance(s, Labelled))
+        held_out = (_features(session, model, split)[0], torch.tensor(split.labels))
+    head = new_head(kind, class_weights(session)).to(session.device)
+    done = head.fit(
+        _augmented_features(session, model, shots),
+        torch.tensor(shots.labels),
+        held_out=held_out,
+        progress=session.options.progress,
+    )
+    summary = HeadSummary(
+        kind=kind,
+        trainable=head.count,
+        steps=len(done.losses),
+        kept_step=done.kept,
+        loss=(done.losses[0], done.losses[-1]),
+    )
+    return replace(result, head=head, metrics=result.metrics.model_copy(update={"head": summary}))
+
+
+def joint_head(session: Session) -> Head:
+    """Return a head that starts from the base's features of the shots, to be learned with coefficients."""
+    shots = _shots(session)
+    seen = _augmented_features(session, session.encoder, shots)
+    return TipAdapter(class_weights(session)).remember(seen, torch.tensor(shots.labels)).to(session.device)
+
+
+def class_weights(session: Session) -> ClassWeights:
+    """Return the base's class weights for the task that is learned."""
+    return session.encoder.class_weights(_shots(session).classes, progress=session.options.progress)
+
+
+def feature_cache(session: Session) -> FeatureCache | None:
+    """Return the cache of features, which is worth it where several heads are learned on them."""
+    return FeatureCache.default() if session.setting.head_name is not None else None
+
+
+def _shots(session: Session) -> Labelled:
+    assert session.problem.shots is not None  # settings with heads have shots
+    return session.problem.shots
+
+
+def _augmented_features(session: Session, model: nn.Module, shots: Labelled) -> Tensor:
+    setting = session.setting
+    return _features(session, model, shots, view=setting.head_view, views=VIEWS, seed=setting.seed)
+
+
+def _features(
+    session: Session, model: nn.Module, split: Labelled, view: str = "eval", views: int = 1, seed: int = 0
+) -> Tensor:
+    found = features(
+        model,
+        split,
+        view=view,
+        views=views,
+        seed=seed,
+        workers=session.options.workers,
+        cache=feature_cache(session),
+        progress=session.options.progress,
+    )
+    return found.to(session.device)

@@ -1,0 +1,102 @@
+"""Learned coefficients: the method of the paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from aniso.experiments.methods.composing import ComposingMethod
+from aniso.experiments.methods.method import TrainingMethod, training_metrics
+from aniso.experiments.options import OptionInfo, option
+from aniso.registry import METHODS
+
+if TYPE_CHECKING:
+    from aniso.compose import Composition, FactorComposition
+    from aniso.experiments.result import MethodPlan, MethodResult
+    from aniso.experiments.session import Session
+    from aniso.experiments.settings.setting import Setting
+
+
+@final
+@METHODS.register("coefficients")
+class LearnedCoefficients(TrainingMethod, ComposingMethod):
+    """Learn one coefficient per vector and block by gradients (aTLAS)."""
+
+    factors: bool = option(
+        False,
+        help="Learn separate coefficients for the factors A and B of LoRA adapters; writes one adapter.",
+        group="Method",
+    )
+    joint: bool = option(
+        False,
+        help="Learn coefficients and the head tip together, in twice as many epochs by default.",
+        group="Head",
+    )
+
+    @classmethod
+    def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
+        found = super().options_for(setting)
+        return found if "head" in setting.model_fields else {k: v for k, v in found.items() if k != "joint"}
+
+    @property
+    def learns_head(self) -> bool:
+        return self.joint
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.factors and (self.partition != "blocks" or setting.is_linearised):
+            raise ValueError("factors have a coefficient each: partition blocks, and no linearised model")
+        if self.factors and setting.head_name is not None:
+            raise ValueError("a head is learned on compositions of whole updates: leave factors or head out")
+        if self.joint and setting.head_name != "tip":
+            raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
+
+    def plan(self, session: Session) -> MethodPlan:
+        from aniso.experiments.result import MethodPlan
+
+        return MethodPlan.of_composition(session, self._composition(session)[0], self)
+
+    def run(self, session: Session) -> MethodResult:
+        from aniso.experiments.result import MethodResult
+        from aniso.learn import Trainable
+
+        if self.joint:
+            return self._with_head(session)
+        stored = session.stored_coefficients()
+        if stored is not None:
+            return stored
+        composition, factors = self._composition(session)
+        trained = Trainable.coefficients(composition)
+        done = session.fit(trained)
+        metrics = training_metrics(done, trained)
+        if factors is not None:
+            return MethodResult(lambda task: composition, metrics, adapter=factors.adapter(), fit=done)
+        return MethodResult(lambda task: composition, metrics, composition.coefficients, fit=done)
+
+    def _composition(self, session: Session) -> tuple[Composition, FactorComposition | None]:
+        """A composition of whole updates, or of adapters' factors, which becomes an adapter."""
+        if not self.factors:
+            return self.composition(session), None
+        from aniso.compose import FactorComposition
+
+        factors = FactorComposition.of(session.model, session.bank, runtime=session.options.runtime)
+        return factors.composition, factors
+
+    def _with_head(self, session: Session) -> MethodResult:
+        """Coefficients and a head that starts from the base's features of the shots, learned together."""
+        from aniso.experiments.head_fitting import joint_head
+        from aniso.experiments.result import MethodResult
+        from aniso.learn import Trainable
+        from aniso.records import HeadSummary
+
+        composition = self.composition(session)
+        head = joint_head(session)
+        trained = Trainable.coefficients(composition).with_head(head)
+        done = session.fit(trained)
+        summary = HeadSummary(kind=head.kind, trainable=head.count)
+        metrics = training_metrics(done, trained).model_copy(update={"head": summary})
+        return MethodResult(lambda task: composition, metrics, composition.coefficients, head=head, fit=done)
+
+    def outputs(self) -> tuple[str, ...]:
+        from aniso.experiments.run_files import ADAPTER, COEFFICIENTS, METRICS
+
+        return (METRICS, ADAPTER if self.factors else COEFFICIENTS)

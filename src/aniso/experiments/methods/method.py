@@ -1,0 +1,111 @@
+"""What all methods share.
+
+A setting says which data, vectors, objective and keep rule a question needs; a method says what is trained or
+searched to answer it. A method is a frozen set of options with ``plan`` and ``run``, both over a session.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aniso.experiments.options import OptionInfo, Options, options_of
+from aniso.experiments.schedule_options import ScheduleOptions, overridden
+from aniso.registry import METHODS
+
+if TYPE_CHECKING:
+    from aniso.experiments.result import MethodPlan, MethodResult
+    from aniso.experiments.session import Session
+    from aniso.experiments.settings.setting import Setting
+    from aniso.learn import Fit, Trainable
+    from aniso.records import Metrics
+    from aniso.schedule import Schedule
+    from aniso.vectors import Bank
+
+
+class Method(Options, ABC):
+    """What is trained or searched. Subclasses are final and registered by name."""
+
+    column: ClassVar[str]
+    """Heading of its column in tables."""
+    changes_model: ClassVar[bool] = True
+    """Whether the result can differ from the base."""
+    needs_bank: ClassVar[bool] = False
+    minimises: ClassVar[bool] = False
+    """Whether it minimises the objective, so that the objective's data decide the result."""
+    chooses: ClassVar[bool] = False
+    """Whether the keep rule, and so its data, decide the result."""
+    resumes: ClassVar[bool] = False
+    """Whether an interrupted run can be resumed."""
+
+    @classmethod
+    def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
+        """Return the options that make sense in a setting."""
+        return options_of(cls)
+
+    @property
+    def learns_head(self) -> bool:
+        """Whether a head is learned together with the rest, and not afterwards."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """The name it is registered with."""
+        return METHODS.name_of(type(self))
+
+    def check(self, setting: Setting) -> None:
+        """Raise ValueError if the options do not fit each other or the setting."""
+
+    def spec(self, setting: Setting) -> dict[str, Any]:
+        """Return the options as plain data, with nothing left to a default."""
+        return self.model_dump(mode="json")
+
+    @abstractmethod
+    def plan(self, session: Session) -> MethodPlan:
+        """Return what will be read, trained and needed; fails where ``run`` would."""
+
+    @abstractmethod
+    def run(self, session: Session) -> MethodResult:
+        """Return a model for every task, and what holds it."""
+
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names of the files that a run leaves beside its record."""
+        return ()
+
+    def vectors_used(self, session: Session) -> Bank | None:
+        """Return the vectors that the result depends on."""
+        return session.bank if self.needs_bank else None
+
+
+class TrainingMethod(Method, ABC):
+    """Methods that minimise the objective by gradients."""
+
+    schedule: ScheduleOptions = ScheduleOptions()
+
+    minimises = True
+    chooses = True
+    resumes = True
+
+    def default_schedule(self, setting: Setting) -> Schedule:
+        """Return the schedule for a setting when no option says otherwise."""
+        return setting.schedule
+
+    def resolved_schedule(self, setting: Setting) -> Schedule:
+        """Return the schedule, options included."""
+        return setting.constrained(overridden(self.default_schedule(setting), self.schedule))
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        self.resolved_schedule(setting)
+
+    def spec(self, setting: Setting) -> dict[str, Any]:
+        return {**super().spec(setting), "schedule": asdict(self.resolved_schedule(setting))}
+
+
+def training_metrics(done: Fit, trained: Trainable) -> Metrics:
+    """Return what a record says about a training run."""
+    from aniso.records import Metrics
+
+    epochs = len(done.history) - 1
+    return Metrics(kept_epoch=done.kept, epochs=epochs, history=done.history, trainable=trained.count)

@@ -1,0 +1,64 @@
+"""The problem that a setting poses once its data are loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from aniso.data import Labelled, Task
+from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.evaluation import Evaluation
+from aniso.learn import Keep, Objective
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """What is learned, from which vectors, and how the result is chosen and evaluated."""
+
+    objective: Objective
+    keep: Keep
+    evaluation: Evaluation
+    vectors: Callable[[Sequence[str]], Sequence[str]]
+    """Which of a bank's vectors are composed."""
+    scales: Sequence[float] = ()
+    """Scales that a search tries; the first is 0."""
+    has_own_vectors: bool = False
+    """Whether every task has a vector of its own, which alone is what results are compared with."""
+    shots: Labelled | None = None
+    """What a head is learned from."""
+    notes: tuple[str, ...] = ()
+
+
+def other_vectors(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
+    """Return a bank's vectors without a task's own and those to leave out, which must be there."""
+    # a folder MNIST is the task that a vector mnist was made from: its own vector would give the labels away
+    out = {_plain(own), *map(_plain, leave_out)}
+    unknown = [name for name in leave_out if name not in present and name != own]
+    if unknown:
+        raise UsageError(
+            "BANK-NAME",
+            f"the bank has no vector '{printable(unknown[0])}' to leave out",
+            expected=", ".join(present),
+            fix="correct the name, or remove --leave-out",
+        )
+    return [name for name in present if _plain(name) not in out]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def require_split(task: Task, role: str, why: str) -> Labelled:
+    """Return a split of a task, or raise an error that says what it is needed for."""
+    found = task.splits.get(role)
+    if found is None:
+        raise InputError(
+            "DATA-SPLIT",
+            f"{printable(task.name)} has no {role} split, which {why}",
+            found=", ".join(task.splits),
+            fix=f"add one, or choose another way: aniso task show '{printable(task.name)}'",
+        )
+    return found

@@ -1,0 +1,325 @@
+"""One setting being run: its model, data and bank are loaded, its method is applied and evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from aniso.compose import Coefficients, Composition, Linearised, Partition
+from aniso.data import Labelled, Task, load_task
+from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.experiments.banks import coefficients_file, open_bank
+from aniso.experiments.content import Content
+from aniso.experiments.head_fitting import VIEWS, check_head, fit_head
+from aniso.experiments.methods import TrainingMethod
+from aniso.experiments.problem import Problem
+from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResult
+from aniso.experiments.settings import Setting
+from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Trainable, accuracy, fit, predict
+from aniso.learn.selection import Choice, SelectionInputs, new_selection_rule
+from aniso.models import Encoder, LanguageModel, Wrapped
+from aniso.records import Inputs, SelectionSummary
+from aniso.vectors import Bank
+
+
+@final
+class Session:
+    """A setting with its model, problem and bank, each loaded when first needed, and once.
+
+    >>> Session(FewShot(model="mini", bank="mini", task="./photos", shots=4)).run().metrics.accuracy
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        options: RunOptions | None = None,
+        tasks: dict[str, Task] | None = None,
+    ) -> None:
+        """``tasks`` were loaded before with the same seed for splits; tasks loaded here are added to them."""
+        setting.check()
+        self.setting = setting
+        self.options = options or RunOptions()
+        self.tasks: dict[str, Task] = {} if tasks is None else tasks
+
+    # what is loaded
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device asked for; else the GPU, if there is one."""
+        name = self.options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as e:
+            raise UsageError(
+                "USAGE",
+                f"there is no device '{printable(name)}'",
+                reason=str(e).splitlines()[0][:200],
+                fix="--device cpu",
+            ) from None
+
+    @cached_property
+    def model(self) -> Wrapped:
+        """The base model on its device."""
+        found: Wrapped = self.setting.load_model().to(self.device)
+        return found
+
+    @property
+    def encoder(self) -> Encoder:
+        """The base model of a setting about classes."""
+        assert isinstance(self.model, Encoder)
+        return self.model
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The base model of a setting about texts."""
+        assert isinstance(self.model, LanguageModel)
+        return self.model
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The data, the objective, the keep rule and the evaluation."""
+        return self.setting.problem(self)
+
+    @cached_property
+    def whole_bank(self) -> Bank:
+        """The bank as it was given."""
+        return open_bank(str(self.setting.bank), self.model.weight_source(), seed=self.setting.seed)
+
+    @cached_property
+    def _selected(self) -> tuple[Bank, Choice | None]:
+        names = self.problem.vectors(self.whole_bank.names)
+        if not names:
+            raise InputError(
+                "BANK-NAME",
+                f"bank '{printable(self.setting.bank)}' has no vector for this setting",
+                expected=", ".join(self.problem.evaluation.tests),
+                found=", ".join(self.whole_bank.names),
+                fix="vectors are matched with tasks by name: rename one of them, or leave out fewer",
+            )
+        bank = self.whole_bank.only(*names)
+        if self.setting.selection is None:
+            return bank, None
+        name, budget = self.setting.selection
+        inputs = SelectionInputs(
+            self.model,
+            self.problem.objective,
+            budget,
+            seed=self.setting.seed,
+            workers=self.options.workers,
+            progress=self.options.progress,
+        )
+        choice = new_selection_rule(name, inputs).choose(bank)
+        return choice.bank, choice
+
+    @property
+    def bank(self) -> Bank:
+        """The vectors that are composed: those that fit the problem, after selection."""
+        return self._selected[0]
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the selection rule chose, if there is one."""
+        return self._selected[1]
+
+    @property
+    def selection_summary(self) -> SelectionSummary | None:
+        """What records say about the selection."""
+        return (
+            None
+            if self.choice is None
+            else SelectionSummary.model_validate(self.choice.summary(), strict=False)
+        )
+
+    def task(self, ref: str) -> Task:
+        """Return a task by name or place."""
+        if ref not in self.tasks:
+            assert isinstance(self.setting, ImageSetting)
+            self.tasks[ref] = load_task(
+                str(self.path(ref)) if ref.startswith("./") else ref,
+                self.options.data,
+                seed=self.setting.split_seed,
+                on_bad_image=self.setting.on_bad_image,
+                progress=self.options.progress,
+            )
+        return self.tasks[ref]
+
+    def path(self, name: str) -> Path:
+        """Return where a file or directory of data lies; ``./`` means below the data directory."""
+        root = self.options.data
+        return root / name[2:] if name.startswith("./") and root is not None else Path(name).expanduser()
+
+    # what methods use
+
+    def compose(self, bank: Bank, partition: Partition) -> Composition:
+        """Return a composition of the base, linearised if the setting says so."""
+        return Composition(self._base, bank, partition, runtime=self.options.runtime)
+
+    @property
+    def _base(self) -> nn.Module:
+        return Linearised(self.encoder) if self.setting.is_linearised else self.model
+
+    def with_own_vector(self, task: str) -> Composition:
+        """Return the model fine-tuned on a task: the base plus the task's own vector."""
+        composition = self.compose(self.whole_bank.only(task), Partition.whole())
+        with torch.no_grad():
+            composition.values.fill_(1.0)
+        return composition
+
+    @property
+    def objective(self) -> Objective:
+        """The objective that is minimised."""
+        return self.problem.objective
+
+    @cached_property
+    def keep(self) -> Keep:
+        """The keep rule; where tasks have vectors of their own, accuracies count relative to theirs."""
+        keep = self.problem.keep
+        if not self.problem.has_own_vectors or not isinstance(keep, Best):
+            return keep
+        labelled = [split for split in keep.splits if isinstance(split, Labelled)]
+        found = {split.name: self.own_accuracy(split) for split in labelled}
+        return Best(*keep.splits, references={name: value for name, value in found.items() if value > 0})
+
+    def own_accuracy(self, split: Labelled) -> float:
+        """Return the accuracy of a task's own vector alone."""
+        task = next(t.name for t in self.tasks.values() if split.name == f"{t.name} {split.role}")
+        model = self.with_own_vector(task)
+        return accuracy(predict(model, split, workers=self.options.workers), split).value
+
+    def fit(self, trained: Trainable) -> Fit:
+        """Minimise the objective over something trainable, with the setting's schedule."""
+        method, options = self.setting.method, self.options
+        assert isinstance(method, TrainingMethod)
+        return fit(
+            trained,
+            self.objective,
+            method.resolved_schedule(self.setting),
+            keep=self.keep,
+            seed=self.setting.seed,
+            directory=options.directory,
+            resume=options.resume,
+            allow_env_change=options.allow_env_change,
+            workers=options.workers,
+            online=self.setting.is_online,
+            progress=options.progress,
+            epoch_done=options.epoch_done,
+        )
+
+    def stored_coefficients(self) -> MethodResult | None:
+        """Return coefficients that the same setting has learned without its head, where these are kept."""
+        directory = self.options.coefficients
+        if directory is None or self.setting.head_name is None:
+            return None
+        try:
+            file = directory / coefficients_file(self.setting, self.inputs())
+            found = Coefficients.load(file).for_bank(self.bank)
+        except AnisoError:  # there are none, or not for this bank: they are learned
+            return None
+        composition = Composition.of(self._base, self.bank, found, runtime=self.options.runtime)
+        result = MethodResult(lambda task: composition, coefficients=found)
+        return replace(result, metrics=result.metrics.model_copy(update={"trainable": len(found)}))
+
+    # plan and run
+
+    def plan(self) -> RunPlan:
+        """Return what a run will read, train and need; fails where the run would."""
+        method, problem = self.setting.method, self.problem
+        learned, steps = {}, None
+        if isinstance(method, TrainingMethod):
+            schedule = method.resolved_schedule(self.setting)
+            terms = [term for _, term in problem.objective.data_terms]
+            learned = {term.split.name: len(term.split) for term in terms}
+            reserved = [0.0 if self.setting.is_online else term.reserved_share for term in terms]
+            sampler = EpochSampler([(t.split, ()) for t in terms], schedule, self.setting.seed, reserved)
+            steps = schedule.epochs * sampler.steps
+        head = None
+        if self.setting.head_name is not None:
+            check_head(self)
+            together = ", together with the coefficients" if method.learns_head else ""
+            shots = len(problem.shots or ())
+            head = f"{self.setting.head_name}, {VIEWS} views of {shots:,} images{together}"
+        tests = problem.evaluation.tests.items()
+        return RunPlan(
+            method.name,
+            method.plan(self),
+            {name: len(split) for name, split in tests},
+            problem.evaluation.unit,
+            learned,
+            {split.name: len(split) for split in problem.keep.splits},
+            steps,
+            head,
+        )
+
+    def run(self) -> RunResult:
+        """Apply the method, fit the head, evaluate."""
+        if self.setting.head_name is not None:
+            check_head(self)  # what cannot work is reported before the hours of training
+        _ = self.problem
+        _ = self._content_hashes  # of what is learned from, not of what may have replaced it since
+        result = self.setting.method.run(self)
+        if self.setting.head_name is not None and result.head is None:
+            result = fit_head(self, result)
+        return self._evaluated(result)
+
+    def _evaluated(self, result: MethodResult) -> RunResult:
+        metrics, notes = self.problem.evaluation.measure(self, result)
+        metrics = metrics.merged(result.metrics)
+        coefficients = result.coefficients
+        if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
+            metrics = metrics.model_copy(update={"selection": self.selection_summary})
+            notes += self.choice.notes
+            if coefficients is not None:
+                coefficients = replace(coefficients, selection=self.choice.words)
+        fit_notes = result.fit.notes if result.fit is not None else ()
+        index_notes = coefficients.index.notes if coefficients is not None else ()
+        return RunResult(
+            metrics,
+            self.inputs(),
+            self.setting.public_names(self),
+            coefficients,
+            result.weights,
+            result.adapter,
+            result.head,
+            self._head_identity(result),
+            device=self.device.type,
+            notes=(*self.problem.notes, *fit_notes, *index_notes, *notes),
+            content=self.content,
+        )
+
+    def _head_identity(self, result: MethodResult) -> dict[str, str]:
+        from aniso.learn import feature_identity
+
+        if result.head is None:
+            return {}
+        return feature_identity(result.model_for(self.task_name))
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task that is learned."""
+        return next(iter(self.tasks.values())).name
+
+    # what it was made from
+
+    @cached_property
+    def content(self) -> Content:
+        """The files that the result depends on; no model is needed to know them."""
+        return self.setting.content(self)
+
+    @cached_property
+    def _content_hashes(self) -> dict[str, dict[str, str]]:
+        """Hashes of the files as they were when the run began."""
+        return self.content.hashes(self.options.progress)
+
+    def inputs(self) -> Inputs:
+        """Return hashes of everything that the result was made from."""
+        found = {**self.setting.inputs(self).content(), "content": self._content_hashes}
+        bank = self.setting.method.vectors_used(self)
+        if bank is not None:
+            found |= {"bank": bank.content_hash, "vectors": tuple(bank.names)}
+        return Inputs.model_validate(found)
