@@ -8,9 +8,9 @@ import os
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
 from aniso.cli import show
+from aniso.json_value import JsonObject
 
 _PACKAGES = {
     "torch": "required",
@@ -39,12 +39,12 @@ def doctor(json: show.Json = False) -> None:
             ("package", "version", "state"),
             [(p["name"], p["version"], p["state"]) for p in packages],
         )
-    broken = [p for p in packages if not p["ok"] and _PACKAGES[p["name"]] == "required"]
+    broken = [p for p in packages if not p["ok"] and _PACKAGES[str(p["name"])] == "required"]
     if broken:
         raise typer.Exit(3)
 
 
-def _package(name: str) -> dict[str, Any]:
+def _package(name: str) -> JsonObject:
     try:
         version = importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
     except importlib.metadata.PackageNotFoundError:
@@ -57,7 +57,7 @@ def _package(name: str) -> dict[str, Any]:
     return {"name": name, "version": version, "ok": True, "state": "ok"}
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> JsonObject:
     import torch
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

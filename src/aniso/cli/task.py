@@ -9,6 +9,7 @@ import typer
 
 from aniso.cli import checks, options, show
 from aniso.errors import InputError
+from aniso.json_value import JsonObject
 
 if TYPE_CHECKING:
     from aniso.data import Labelled, Task
@@ -141,7 +142,7 @@ def _print(task: Task) -> None:
         show.line(task.card.notes)
 
 
-def _task(task: Task) -> dict[str, Any]:
+def _task(task: Task) -> JsonObject:
     return {
         "task": task.name,
         **_card(task.card),
@@ -155,7 +156,7 @@ def _task(task: Task) -> dict[str, Any]:
     }
 
 
-def _card(card: Any) -> dict[str, Any]:
+def _card(card: Any) -> JsonObject:
     return {
         "title": card.title,
         "classes": len(card.classes),

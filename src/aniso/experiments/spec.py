@@ -15,6 +15,7 @@ from aniso.experiments.options import Options
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.settings import Setting
 from aniso.experiments.strict_yaml import Document
+from aniso.json_value import JsonObject
 
 Values = dict[str, list[Any]]
 _MOST_CELLS = 100_000
@@ -24,7 +25,7 @@ class Variant(Options):
     """One row of the results: what it is called, and how it differs."""
 
     label: str
-    base: dict[str, Any] = Field(default_factory=dict)
+    base: JsonObject = Field(default_factory=dict)
     grid: Values = Field(default_factory=dict)
     """Values to try instead of the experiment's."""
 
@@ -34,7 +35,7 @@ class Experiment(Options):
 
     version: Literal[1] = Field(alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,60}$")
-    base: dict[str, Any]
+    base: JsonObject
     grid: Values = Field(default_factory=dict)
     variants: list[Variant] = Field(min_length=1)
 
@@ -123,12 +124,12 @@ def _undotted(path: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return (*first.split("."), *rest) if isinstance(first, str) else path
 
 
-def _points(grid: Values) -> Iterator[dict[str, Any]]:
+def _points(grid: Values) -> Iterator[JsonObject]:
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> JsonObject:
     """``over`` wins; mappings within are merged, and a dotted key reaches into them."""
     out = dict(base)
     for key, value in over.items():
