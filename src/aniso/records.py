@@ -253,8 +253,8 @@ class Record(_Part):
     metrics: Metrics = Field(default_factory=Metrics)
     coefficients: Summary | None = None
     inputs: Inputs = Field(default_factory=Inputs)
-    versions: JsonObject = Field(default_factory=dict)
-    environment: JsonObject = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str | int] = Field(default_factory=dict)
     seconds: Annotated[float, Field(ge=0)] | None = None
     peak_memory_bytes: Annotated[int, Field(ge=0)] | None = None
     notes: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ def task(tmp_path_factory):
         for name, colour in (("red", (220, 30, 30)), ("blue", (30, 30, 220))):
             (root / part / name).mkdir(parents=True)
             for i in range(24):
-                picture = pictures.image(first + i).point(lambda v: v // 4)
+                picture = pictures.picture(first + i).point(lambda v: v // 4)
                 tinted = ImageChops.add(picture, Image.new("RGB", picture.size, colour))
                 tinted.save(root / part / name / f"{i}.png")
     return load_task(root)

@@ -25,7 +25,7 @@ class Variant(Options):
     """One row of the results: what it is called, and how it differs."""
 
     label: str
-    base: JsonObject = Field(default_factory=dict)
+    base: dict[str, Any] = Field(default_factory=dict)
     grid: Values = Field(default_factory=dict)
     """Values to try instead of the experiment's."""
 
@@ -35,7 +35,7 @@ class Experiment(Options):
 
     version: Literal[1] = Field(alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,60}$")
-    base: JsonObject
+    base: dict[str, Any]
     grid: Values = Field(default_factory=dict)
     variants: list[Variant] = Field(min_length=1)
 

@@ -141,7 +141,7 @@ class Setting(Options, ABC):
             raise ValueError(f"method '{self.method.name}' does not fit {self.name}: {reason}")
         if self.method.needs_bank and self.bank is None:
             raise UsageError(
-                "USAGE", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
+                "SPEC", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
             )
         self.method.check(self)
 
