@@ -449,7 +449,7 @@ def test_H8_a_damaged_state_is_said_and_the_one_before_is_used(aniso, shelf, int
     damage(new)
     ran = aniso(*shelf.few_shot("-o", interrupted, "--resume"))
     assert ran.code == 0, ran.err
-    assert new.name in ran.err and "going back" in ran.err
+    assert new.name in ran.err and "using the one before" in ran.err
     assert outcome(interrupted) == expected
 
 

@@ -311,7 +311,7 @@ def test_pictures_and_texts_are_not_confused(base: Path, refused: Refused) -> No
         encoder_of(load_language_model(base))
     with refused("MODEL-NAME", 2, "load_language_model"):
         language_model_of(tiny.seeing(8))
-    with refused("OBJECTIVE", 2, "texts"):
+    with refused("OBJECTIVE", 2, "text dataset"):
         LanguageLoss("train.jsonl")  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from aniso.learn._training.guards import (
     require_gradient,
 )
 from aniso.learn._training.online import OnlinePredictions
-from aniso.learn._training.optimiser import load_moments, make_optimiser, moments, set_learning_rates
+from aniso.learn._training.optimiser import make_optimiser, moments, restore_moments, set_learning_rates
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import State
 from aniso.learn._training.validation import Validation, scores
@@ -253,4 +253,4 @@ class Loop:
                 f"the checkpoint is of another run: {e}",
                 fix="start a new run in another directory",
             ) from None
-        load_moments(self._optimiser, self._trainable.tensors, state.tensors)
+        restore_moments(self._optimiser, self._trainable.tensors, state.tensors)

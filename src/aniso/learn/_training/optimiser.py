@@ -43,7 +43,7 @@ def moments(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> 
     }
 
 
-def load_moments(
+def restore_moments(
     optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """Restore what ``moments`` returned; ``step`` stays on the CPU, as torch has it."""
