@@ -104,9 +104,9 @@ class PredictionSummary(_Part):
 
     agreement: Share
     """Share of predictions that are the zero-shot ones."""
-    confidence: tuple[float, float]
+    confidence: tuple[float, float] | None = None
     """Mean confidence before and after."""
-    counts: dict[str, int]
+    counts: dict[str, int] = Field(default_factory=dict)
     """Predictions of each class."""
 
 

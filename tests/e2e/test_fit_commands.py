@@ -33,7 +33,7 @@ def test_few_shot_on_a_folder_with_nothing_but_class_names(aniso, shelf, tmp_pat
     ran = aniso(*shelf.few_shot("-o", out, "--compare"))
     assert ran.code == 0, ran.err
     assert "photos" in ran.out and "coefficients" in ran.out and str(out) in ran.out
-    assert "drawn by seed" in ran.err and "epoch 2: loss" in ran.err
+    assert "selected by seed" in ran.err and "epoch 2: loss" in ran.err
     assert sorted(p.name for p in out.iterdir()) == [
         "coefficients.safetensors",
         "images",
@@ -186,7 +186,7 @@ def test_a_plan_says_what_will_be_done_and_does_nothing(aniso, done, shelf, tmp_
     assert facts["memory_bytes"] > 0 and facts["disk_bytes"] > 0
     assert "in memory; weights kept" in facts["strategy"]
     said = aniso(*given)
-    assert said.code == 0 and "photos (5 pictures)" in said.out and "record.json" in said.out
+    assert said.code == 0 and "photos (5 images)" in said.out and "record.json" in said.out
     assert contents(tmp_path) == before
     assert aniso(*shelf.few_shot("-o", tmp_path / "run")).code == 0
     assert sorted(facts["writes"]) == sorted(p.name for p in (tmp_path / "run").iterdir())
@@ -280,6 +280,6 @@ def test_a_lora_is_a_baseline_of_few_shots_too(aniso, done, shelf, tmp_path):
     assert record["spec"]["lora"] == 2 and record["spec"]["schedule"]["lr"] == 1e-3
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").exists()
     refused = aniso(*shelf.few_shot("--lora", 2))
-    assert refused.code == 2 and "method weights" in refused.err
+    assert refused.code == 2 and "--method weights" in refused.err
     targets = aniso("finetune", *shelf.base[:2], "--task", shelf.data / "cars", "--targets", "mlp")
     assert targets.code == 2 and "lora" in targets.err

@@ -24,8 +24,9 @@ import torch
 import pictures
 import runs
 from aniso.cli.run_setting import run_setting
-from aniso.experiments import runner, spec, work
+from aniso.experiments import runner, session, spec
 from aniso.experiments.grid import Grid
+from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.strict_yaml import read_yaml, validated
 from aniso.learn._training.loop import Loop
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints
@@ -47,7 +48,7 @@ def shelf(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _loaded_once(shelf, monkeypatch):
     """Reading the same model a hundred times is not what is tested here."""
-    monkeypatch.setattr(work, "load_model", lambda name, weights: _load(name))
+    monkeypatch.setattr(ImageSetting, "load_model", lambda self: _load(self.model))
 
 
 _MODELS = {}
@@ -296,7 +297,7 @@ def places(tmp_path, shelf, monkeypatch):
 def test_H4_a_place_that_will_not_do_is_refused_before_the_model_is_loaded(
     aniso, shelf, places, monkeypatch, out, code, what, more
 ):
-    monkeypatch.setattr(work, "load_model", lambda *_: pytest.fail("an hour of work"))
+    monkeypatch.setattr(ImageSetting, "load_model", lambda *_: pytest.fail("an hour of work"))
     before = contents(places)
     ran = aniso(*shelf.few_shot("-o", places / out, *more))
     assert ran.code == code, ran.err
@@ -306,7 +307,7 @@ def test_H4_a_place_that_will_not_do_is_refused_before_the_model_is_loaded(
 
 def test_H4_a_run_is_not_begun_over_another(aniso, shelf, tmp_path, monkeypatch):
     assert aniso(*shelf.few_shot("-o", tmp_path / "run")).code == 0
-    monkeypatch.setattr(work, "load_model", lambda *_: pytest.fail("an hour of work"))
+    monkeypatch.setattr(ImageSetting, "load_model", lambda *_: pytest.fail("an hour of work"))
     before = contents(tmp_path)
     ran = aniso(*shelf.few_shot("-o", tmp_path / "run", "--seed", 1))
     assert ran.code == 2 and "--resume" in ran.err
@@ -472,7 +473,7 @@ def test_H8_if_no_state_is_left_whole_the_run_does_not_silently_start_anew(aniso
     ],
 )
 def test_H9_other_options_are_refused_by_name(aniso, shelf, interrupted, monkeypatch, given, key):
-    monkeypatch.setattr(work, "load_model", lambda *_: pytest.fail("an hour of work"))
+    monkeypatch.setattr(ImageSetting, "load_model", lambda *_: pytest.fail("an hour of work"))
     before = contents(interrupted)
     ran = aniso(*shelf.few_shot("-o", interrupted, "--resume", *given))
     assert ran.code == 3, ran.err
@@ -611,7 +612,7 @@ def _break() -> None:
     def broken(*_):
         raise RuntimeError("a fault of ours")
 
-    work.Work.run = broken
+    session.Session.run = broken
 
 
 REQUIRED = {"schema", "status", "id", "experiment", "label", "spec", "metrics", "inputs", "versions", "notes"}
@@ -732,7 +733,7 @@ def test_H13_cells_that_are_interrupted_are_run_again(aniso, grid, tmp_path, mon
 
     def waiting(run_cell):
         def run(cell, *rest):
-            work.Work.run = lambda self: say_and_wait()
+            session.Session.run = lambda self: say_and_wait()
             run_cell(cell, *rest)
 
         return run
@@ -752,7 +753,7 @@ def test_H13_cells_that_are_interrupted_are_run_again(aniso, grid, tmp_path, mon
 
 def test_H13_a_cell_that_somebody_ends_is_missing_not_failed(aniso, grid, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(work.Work, "run", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(session.Session, "run", lambda self: os.kill(os.getpid(), signal.SIGTERM))
         ran = aniso(*grid, "--only", "good")
     assert ran.code == 7 and "2 missing" in ran.out and "interrupted" in ran.err
     assert not list((tmp_path / "records").glob("*.json"))

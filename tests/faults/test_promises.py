@@ -21,7 +21,7 @@ import pictures
 import runs
 import tiny
 from aniso.cli import _user_error
-from aniso.experiments import work
+from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.vectors import Bank
 from aniso.vectors._files import segment_writer
 from aniso.weights import save_safetensors
@@ -197,7 +197,7 @@ def test_h6_a_run_that_is_asked_to_end_before_training_leaves_nothing(shelf, tmp
         time.sleep(60)
 
     def first() -> None:
-        work.load_model = wait
+        ImageSetting.load_model = wait
 
     out = tmp_path / "new" / "run"
     with child(*shelf.few_shot("-o", out), log=tmp_path / "log", first=first) as run:
@@ -238,7 +238,7 @@ def test_h6_a_bank_that_is_being_built_is_cleaned_up(shelf, tmp_path, number, co
 def test_h6_an_ignored_signal_stays_ignored(shelf, tmp_path):
     def first() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-        work.load_model = lambda *_: os.kill(os.getpid(), signal.SIGHUP) or sys.exit(33)
+        ImageSetting.load_model = lambda *_: os.kill(os.getpid(), signal.SIGHUP) or sys.exit(33)
 
     with child(*shelf.few_shot("-o", tmp_path / "run"), log=tmp_path / "log", first=first) as run:
         assert run.wait(20) == 33, run.said

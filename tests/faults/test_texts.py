@@ -29,8 +29,8 @@ Refused = Callable[..., AbstractContextManager[Any]]
 
 GOOD = b'{"prompt": "the cat", "completion": " sat"}\n'
 FILES = {
-    "empty": (b"", "DATA-TEXT", "holds no examples"),
-    "blank": (b"\n \n\t\n", "DATA-TEXT", "holds no examples"),
+    "empty": (b"", "DATA-TEXT", "bad.jsonl"),
+    "blank": (b"\n \n\t\n", "DATA-TEXT", "bad.jsonl"),
     "no JSON": (GOOD + b"the cat sat\n", "DATA-TEXT", "line 2"),
     "cut": (GOOD + b'{"text": "the c', "DATA-TEXT", "line 2"),
     "list": (b'["the cat", "sat"]\n', "DATA-TEXT", "line 1"),

@@ -217,8 +217,8 @@ def test_how_vectors_were_chosen_is_in_the_file_its_card_and_its_report(bank, tm
     made.save(tmp_path / "c.safetensors")
     again = Coefficients.load(tmp_path / "c.safetensors")
     assert again.selection == again.for_bank(bank).selection == "gradient, budget 2"
-    assert "- vectors chosen by gradient, budget 2\n" in model_card(again, bank)
-    assert "chosen by gradient, budget 2" in aniso("coefficients", "show", tmp_path / "c.safetensors").out
+    assert "- vectors selected by gradient, budget 2\n" in model_card(again, bank)
+    assert "selected by gradient, budget 2" in aniso("coefficients", "show", tmp_path / "c.safetensors").out
     assert "chosen" not in model_card(Coefficients.zeros(bank), bank)
 
 

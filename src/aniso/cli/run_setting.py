@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aniso.cli import show
 from aniso.cli.run_options import OutputOptions, RuntimeOptions
+from aniso.cli.setting_commands import generated_options
 from aniso.errors import AnisoError, UsageError
 from aniso.experiments.input_files import check_input_files, read_names
 from aniso.experiments.options import Options
@@ -43,7 +44,8 @@ def run_setting(name: str, values: dict[str, Any]) -> None:
         )
     if output.resume and output.out is None:
         raise UsageError("USAGE", "nothing to resume: no directory is named", fix="name it with -o")
-    check_input_files(setting, runtime.data)
+    if not output.resume:  # a finished run is shown although its data may be gone
+        check_input_files(setting, runtime.data)
     if output.plan:
         _print_plan(setting, runtime, output)
     else:
@@ -65,21 +67,34 @@ def _setting(name: str, values: Mapping[str, Any]) -> Setting:
     if "classes" in given:
         given["classes"] = read_names(given["classes"])
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    return parse_setting(Document(COMMAND_LINE, plain, {}))
+    try:
+        return parse_setting(Document(COMMAND_LINE, plain, {}))
+    except UsageError as e:
+        key = str(e.facts.pop("key", "")).rpartition(".")[2]
+        known = generated_options(name)
+        if key in known:
+            e.message = f"invalid value for {known[key].flags[-1]}"
+        raise
 
 
 def _require_effect(name: str, values: Mapping[str, Any]) -> None:
     """Raise an error for options that the chosen method does not have."""
     setting = SETTINGS.get(name)
     method = values.get("method", setting.model_fields["method"].default)
-    METHODS.require(method, option="--method")
+    setting.require_method(method)
     known = {*setting.model_fields, *METHODS.get(method).model_fields}
     known |= {*ScheduleOptions.model_fields} if "schedule" in known else set()
     useless = [f"--{key.replace('_', '-')}" for key in values if key not in known]
     if useless:
+        first = next(key for key in values if key not in known)
+        fields = {m: {*METHODS.get(m).model_fields} for m in setting.methods()}
+        owners = [
+            m for m, own in fields.items() if first in own or (_is_schedule(first) and "schedule" in own)
+        ]
         raise UsageError(
             "USAGE",
             f"{', '.join(useless)} {'has' if len(useless) == 1 else 'have'} no effect with --method {method}",
+            expected=f"--method {' or '.join(owners)}",
             fix=f"leave {'it' if len(useless) == 1 else 'them'} out, or choose another --method",
         )
 

@@ -82,7 +82,7 @@ def _print_predictions(metrics: Metrics) -> None:
         show.line(f"{name}, predicted before learning from each batch: {found}")
     if metrics.answers is None:
         return
-    before, after = metrics.answers.confidence
+    before, after = metrics.answers.confidence or (0.0, 0.0)
     show.line(
         f"same prediction as zero-shot: {metrics.answers.agreement:.1%}; "
         f"mean confidence {before:.1%} -> {after:.1%}"

@@ -37,7 +37,7 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", mor
             "",
             f"- base: {base}, content `{origin.base.content}`",
             f"- bank: content `{origin.bank}`",
-            *([f"- vectors chosen by {_line(coefficients.selection)}"] if coefficients.selection else []),
+            *([f"- vectors selected by {_line(coefficients.selection)}"] if coefficients.selection else []),
             # between backticks nothing needs escaping, and nothing may end them
             *([f"- command: `{printable(command, 2000).replace('`', '')}`"] if command else []),
             "",

@@ -97,7 +97,7 @@ class Session:
         if not names:
             raise InputError(
                 "BANK-NAME",
-                f"bank '{printable(self.setting.bank)}' has no vector for this setting",
+                f"bank '{printable(self.setting.bank)}' has no vector left for this setting",
                 expected=", ".join(self.problem.evaluation.tests),
                 found=", ".join(self.whole_bank.names),
                 fix="vectors are matched with tasks by name: rename one of them, or leave out fewer",

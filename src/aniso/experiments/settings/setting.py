@@ -76,6 +76,19 @@ class Setting(Options, ABC):
         """Return the names of the methods that fit."""
         return tuple(name for name in METHODS.names if name not in cls.excluded)
 
+    @classmethod
+    def require_method(cls, name: str) -> None:
+        """Raise an error that says why a method does not fit, if it does not."""
+        METHODS.require(name, option="--method")
+        if name not in cls.methods():
+            raise UsageError(
+                "SPEC",
+                f"method '{name}' does not fit {SETTINGS.name_of(cls)}",
+                reason=cls.excluded.get(name, ""),
+                expected=", ".join(cls.methods()),
+                fix="choose one of these",
+            )
+
     @property
     def name(self) -> str:
         """The name it is registered with."""
@@ -136,9 +149,7 @@ class Setting(Options, ABC):
 
     def check(self) -> None:
         """Raise ValueError, or an AnisoError, if the options do not fit each other."""
-        if self.method.name not in self.methods():
-            reason = self.excluded.get(self.method.name, f"choose {', '.join(self.methods())}")
-            raise ValueError(f"method '{self.method.name}' does not fit {self.name}: {reason}")
+        self.require_method(self.method.name)
         if self.method.needs_bank and self.bank is None:
             raise UsageError(
                 "SPEC", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
