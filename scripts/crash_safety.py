@@ -104,7 +104,7 @@ class World:
         (self.inputs / "spec.yaml").write_text(
             "schema: 1\nname: small\nbase:\n  setting: few-shot\n  model: mini\n"
             f"  bank: {self.inputs / 'bank'}\n  task: {self.inputs / 'task'}\n  shots: 2\n  compare: false\n"
-            "  schedule: { epochs: 1, batch: 4, least_batches: 1 }\n"
+            "  schedule: { epochs: 1, batch_size: 4, min_steps_per_epoch: 1 }\n"
             "variants:\n  - label: good\n    grid: { seed: [0, 1] }\n"
         )
 

@@ -14,15 +14,17 @@ import sys
 from pathlib import Path, PurePath
 from typing import Any
 
-from aniso.experiments.settings import SETTINGS, BaseSetting
+from aniso.experiments.parsing import parse_setting
+from aniso.experiments.settings import Setting
 from aniso.experiments.spec import Experiment, cells
-from aniso.experiments.strict_yaml import read_yaml, validated
+from aniso.experiments.strict_yaml import Document, read_yaml, validated
 from aniso.records import RECORDS, Record, read_records
+from aniso.registry import METHODS, SETTINGS
 
 
-def asked(label: str, setting: BaseSetting) -> str:
+def asked(label: str, setting: Setting) -> str:
     """What a cell was asked to do, in a form that records and cells have in common."""
-    return json.dumps([label, _named(json.loads(json.dumps(setting.decisive())))], sort_keys=True)
+    return json.dumps([label, _named(json.loads(json.dumps(setting.spec())))], sort_keys=True)
 
 
 def _named(value: Any) -> Any:
@@ -34,10 +36,30 @@ def _named(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and value.startswith("./") else value
 
 
-def completed(record: Record) -> BaseSetting:
-    """What a record says it was asked to do, with today's defaults for options it does not know."""
-    known = record.spec.model_dump(mode="json", exclude_unset=True)
-    return SETTINGS[known.pop("setting")].model_validate(known)
+SCHEDULE = {
+    "batch": "batch_size",
+    "warmup": "warmup_steps",
+    "clip": "max_grad_norm",
+    "shape": "lr_schedule",
+    "least_batches": "min_steps_per_epoch",
+}
+"""Fields of a schedule: old name -> new name."""
+
+
+def completed(record: Record) -> Setting:
+    """What a record was asked to do, under today's names and with today's defaults for new options."""
+    spec = record.spec.model_dump(mode="json", exclude_unset=True)
+    if "schedule" in spec:
+        spec["schedule"] = {SCHEDULE.get(name, name): value for name, value in spec["schedule"].items()}
+    if spec["setting"] == "test-time" and spec.pop("train", None) == "layernorm":
+        spec["method"] = "layernorm"
+    # options of other methods were recorded, too
+    known = {
+        "setting",
+        *SETTINGS.get(spec["setting"]).model_fields,
+        *METHODS.get(spec["method"]).model_fields,
+    }
+    return parse_setting(Document(record.id, {key: v for key, v in spec.items() if key in known}, {}))
 
 
 def rekey(directory: Path) -> int:
@@ -48,10 +70,12 @@ def rekey(directory: Path) -> int:
         ids[asked(cell.label, cell.setting)] = cell.setting.id
     lines: dict[str, str] = {}
     for record in read_records([directory / "records"]):
-        found = ids.pop(asked(record.label, completed(record)), None)
+        setting = completed(record)
+        found = ids.pop(asked(record.label, setting), None)
         if found is None:
             raise SystemExit(f"{directory}: no cell is left for the record {record.id} ({record.label})")
-        lines[found] = json.dumps({**record.content(), "id": found}, sort_keys=True)
+        spec = _named(json.loads(json.dumps(setting.spec())))
+        lines[found] = json.dumps({**record.content(), "id": found, "spec": spec}, sort_keys=True)
     for path in (directory / "records").glob("*.json"):
         path.unlink()
     (directory / "records" / RECORDS).write_text("".join(f"{lines[i]}\n" for i in sorted(lines)))

@@ -42,7 +42,7 @@ def learned(encoder: Any, bank: Bank, name: str, task: Any, seed: int) -> float:
     shots = task.train.shots(16, seed, allow_fewer=True)
     composition = Composition(encoder, bank.without(name), Partition.blocks())
     epochs = max(1, round(PICTURES / max(len(shots), 6 * BATCH)))
-    schedule = Schedule(epochs=epochs, lr=0.1, warmup=0, batch=BATCH, least_batches=6)
+    schedule = Schedule(epochs=epochs, lr=0.1, warmup_steps=0, batch_size=BATCH, min_steps_per_epoch=6)
     fit(composition, CrossEntropy(shots, view="few_shot"), schedule, seed=seed)
     return evaluate(composition, task.test).value
 

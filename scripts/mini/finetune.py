@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from aniso.data import load_task
-from aniso.learn import CrossEntropy, Schedule, evaluate, finetune, fit
-from aniso.learn.lora import adapter
+from aniso.learn import CrossEntropy, EpochRow, Schedule, adapter, evaluate, finetune, fit
 from aniso.models import load_model
 from aniso.weights import save_safetensors
 
-# EpochSampler over the training images, as many as it takes; the paper, too, chooses them by data set.
+# Passes over the training images, as many as it takes; the paper, too, chooses them by data set.
 EPOCHS = {"svhn": 16, "gtsrb": 15, "sign_digits": 14, "mnist": 12, "dtd10": 12, "pacs_cartoon": 12}
 EPOCHS |= {"pacs_art_painting": 12, "pacs_photo": 12, "caltech101": 10, "flowers102": 10, "ucmerced": 10}
 EPOCHS |= {"pacs_sketch": 10, "intel_scenes": 6}
@@ -39,13 +38,11 @@ def tune(args: argparse.Namespace, name: str) -> None:
     # half as many where each pass costs more
     epochs = max(4, epochs // 2) if (args.linearised or args.lora) and not args.epochs else epochs
     # adapters: the best of 0.001, 0.002, 0.005 and 0.01 at rank 16 on two tasks
-    schedule = Schedule(epochs=epochs, lr=args.lr or (2e-3 if args.lora else 5e-4), batch=args.batch)
+    schedule = Schedule(epochs=epochs, lr=args.lr or (2e-3 if args.lora else 5e-4), batch_size=args.batch)
     begun = time.time()
 
-    def progress(row: dict[str, Any]) -> None:
-        print(
-            f"{name} epoch {row['epoch']} loss {row['loss'] or 0:.3f} {time.time() - begun:.0f} s", flush=True
-        )
+    def progress(row: EpochRow) -> None:
+        print(f"{name} epoch {row.epoch} loss {row.loss or 0:.3f} {time.time() - begun:.0f} s", flush=True)
 
     model, losses = make(args, encoder, task.train, schedule, args.out / name, progress)
     kind = "linearised" if args.linearised else f"LoRA, rank {args.lora}" if args.lora else "standard"
@@ -54,7 +51,7 @@ def tune(args: argparse.Namespace, name: str) -> None:
         "kind": kind,
         "epochs": schedule.epochs,
         "lr": schedule.lr,
-        "batch": schedule.batch,
+        "batch": schedule.batch_size,
         "zero_shot": evaluate(encoder, task.test).value,
         "tuned": evaluate(model, task.test).value,
         "zero_shot_val": evaluate(encoder, task.val).value,
@@ -74,7 +71,7 @@ def make(
         made = adapter(encoder, args.lora, seed=args.seed)
         done = fit(made.trained, CrossEntropy(train), schedule, seed=args.seed, epoch_done=progress)
         made.save(place, overwrite=True)
-        return made.trained.model, [row["loss"] for row in done.history[1:]]
+        return made.trained.model, [row.loss for row in done.history if row.loss is not None]
     tuned = finetune(
         encoder, train, schedule, linearised=args.linearised, seed=args.seed, epoch_done=progress
     )

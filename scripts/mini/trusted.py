@@ -21,7 +21,7 @@ import torch
 from aniso.data import load_task
 from aniso.learn import FixMatch
 from aniso.learn.features import FeatureCache, features
-from aniso.learn.objectives.unlabelled import flattened
+from aniso.learn.objectives.fixmatch import flattened
 from aniso.models import load_model
 from aniso.report import read_records
 
@@ -45,7 +45,7 @@ def main() -> None:
     names = sorted(gains[SHOTS])
     for name in names:
         test = load_task(str(said.data / name)).split("test")
-        seen = features(encoder, test, cache=FeatureCache.usual())[0]
+        seen = features(encoder, test, cache=FeatureCache.default())[0]
         logits = encoder.class_weights(test.classes).logits(seen)
         sure, answers = logits.softmax(-1).max(-1)
         right = answers == torch.tensor(test.labels)

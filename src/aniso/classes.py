@@ -1,4 +1,4 @@
-"""The question asked of a picture: which of these classes is it, and how to say them in words."""
+"""The question asked of an image: which of these classes is it, and how to say them in words."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ EXPLANATIONS: dict[str, str] = {
     "BANK-MANIFEST": "The directory has no readable bank manifest of a known version.",
     "BANK-NAME": "Vector names are unique within a bank and limited to letters, digits and . _ + -",
     "BANK-FEATURES": "To choose vectors by what their tasks look like, the mean feature of each task's "
-    "pictures is needed. aniso bank features computes them once and keeps them in the bank.",
+    "images is needed. aniso bank features computes them once and keeps them in the bank.",
     "BANK-BASE": "All vectors of a bank are differences to the same base.",
     "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
     "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "
@@ -238,26 +238,26 @@ EXPLANATIONS: dict[str, str] = {
     "DATA-SPLIT": "The task does not have that split or part.",
     "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; in "
     "each of them there has to be something to guess.",
-    "DATA-SHOTS": "There are fewer pictures than were asked for.",
-    "DATA-EMPTY": "A folder without a single picture would become a class nobody can learn or be tested on.",
-    "DATA-LABEL": "Every picture has one label, and every label is one of the classes.",
+    "DATA-SHOTS": "There are fewer images than were asked for.",
+    "DATA-EMPTY": "A folder without a single image would become a class nobody can learn or be tested on.",
+    "DATA-LABEL": "Every image has one label, and every label is one of the classes.",
     "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",
     "DATA-PATH": "A path in a list or a table, or a symbolic link, leaves the directory it belongs to. A "
-    "link in a stranger's data set could name any file of this machine.",
+    "link in a stranger's dataset could name any file of this machine.",
     "DATA-MISSING": "The data are not where they were looked for.",
     "DATA-TAR": "Archives are read in place: only plain files with plain names are accepted in them.",
     "DATA-HASH": "The files differ from the published ones, and their format could run code: they are not "
     "opened.",
-    "IMAGE-READ": "The picture is damaged, empty or in a format that is not read. Pictures can be left out "
+    "IMAGE-READ": "The image is damaged, empty or in a format that is not read. Images can be left out "
     "with --on-bad-image skip; what was left out is said.",
-    "IMAGE-BOMB": "A small file that unpacks to an enormous picture is a known way to exhaust a machine.",
+    "IMAGE-BOMB": "A small file that unpacks to an enormous image is a known way to exhaust a machine.",
     "OBJECTIVE": "An objective is a signed sum of terms, each bound to a split or to the coefficients.",
     "KEEP": "A keep rule chooses an epoch by accuracies on labelled splits that are not for testing.",
     "LEARN-TEST": "Test labels are for measuring alone: what is learned from them, or chosen by them, says "
-    "nothing about new pictures.",
+    "nothing about new images.",
     "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. What was good before is kept.",
     "LEARN-GRADIENT": "The first step's gradient is zero everywhere, so nothing would ever be learned.",
-    "HEAD-CLASS": "A head is learned from at least one picture of each of two classes or more: a class "
+    "HEAD-CLASS": "A head is learned from at least one image of each of two classes or more: a class "
     "without any would be learned to be never the answer.",
     "HEAD-FEATURES": "A head belongs to the features it was learned on. Those of another model, or of other "
     "coefficients, lie elsewhere, and its answers on them would be noise.",

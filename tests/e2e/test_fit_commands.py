@@ -235,7 +235,7 @@ def test_a_printed_spec_as_an_experiment_gives_the_same_record(aniso, done, shel
 @pytest.fixture
 def experiment(shelf, tmp_path):
     base = {"setting": "few-shot", "model": str(shelf.model), "bank": str(shelf.bank), "task": "./photos"}
-    base |= {"shots": 2, "compare": False, "schedule": {"epochs": 1, "batch": 4}}
+    base |= {"shots": 2, "compare": False, "schedule": {"epochs": 1, "batch_size": 4}}
     variants = [{"label": "zero", "base": {"method": "none"}, "grid": {"seed": [0]}}, {"label": "learned"}]
     spec = _experiment(tmp_path / "spec.yaml", base, grid={"seed": [0, 1]}, variants=variants)
     return "run", spec, "--data", shelf.data

@@ -18,7 +18,8 @@ from aniso.cli import main
 from aniso.experiments.record import rounded
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
-from aniso.learn.heads import HEADS, load_head
+from aniso.learn.heads import load_head
+from aniso.registry import HEADS
 
 Aniso = Callable[..., Any]
 Done = Callable[..., Any]
@@ -50,7 +51,7 @@ def composed(shelf: runs.Shelf, run: Path, head: Path | None = None) -> tuple[ob
 # after a composition
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", HEADS.names)
 def test_a_head_is_saved_and_measures_the_same_afterwards(
     aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path, kind: str
 ) -> None:
@@ -414,7 +415,7 @@ def test_coefficients_of_other_pictures_are_not_taken(
         "task": "./photos",
         "shots": 2,
         "compare": False,
-        "schedule": {"epochs": 1, "batch": 4, "lr": 0.1},
+        "schedule": {"epochs": 1, "batch_size": 4, "lr": 0.1},
     }
     variants = [{"label": "learned"}, {"label": "with a head", "base": {"head": "linear"}}]
     spec = tmp_path / "spec.yaml"
@@ -441,7 +442,7 @@ def test_cells_with_a_head_take_the_coefficients_that_are_kept(
 ) -> None:
     base: dict[str, Any] = {"setting": "few-shot", "model": str(shelf.model), "bank": str(shelf.bank)}
     base |= {"task": "./photos", "shots": 2, "compare": False}
-    base |= {"schedule": {"epochs": 2, "batch": 2, "lr": 0.1}}
+    base |= {"schedule": {"epochs": 2, "batch_size": 2, "lr": 0.1}}
     variants = [{"label": "learned"}, {"label": "with tip", "base": {"head": "tip"}}]
     spec = tmp_path / "spec.yaml"
     spec.write_text(as_yaml({"schema": 1, "name": "try", "base": base, "variants": variants}))

@@ -55,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit(
         trained,
         LanguageLoss(text_dataset(model, texts, "before", length=32)),
-        Schedule(epochs=12, lr=5e-3, batch=30, warmup=0),
+        Schedule(epochs=12, lr=5e-3, batch_size=30, warmup_steps=0),
     )
     network.load_state_dict(trained.model.state_dict())
     network.save_pretrained(root / "base")

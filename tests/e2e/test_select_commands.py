@@ -21,7 +21,7 @@ from aniso.data import load_task
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml
 from aniso.learn import CrossEntropy, gradient, selection
-from aniso.learn.selection import by_gradient
+from aniso.learn.selection import gradient as by_gradient
 from aniso.models import load_model
 from aniso.vectors import Bank, TaskVector
 from aniso.weights import save_safetensors
@@ -506,7 +506,7 @@ REFUSED_CHOICES: Sequence[tuple[tuple[Any, ...], int, tuple[str, ...]]] = [
     (("--bank", "bank", *TASK, "--budget", 0), 2, ("USAGE", "budget of 0")),
     (("--bank", "bank", *TASK, "--budget", "-2"), 2, ("USAGE", "-2")),
     (("--bank", "bank", *TASK, "--budget", "lots"), 2, ("USAGE", "lots")),
-    (("--bank", "bank", *TASK, "--budget", "3B"), 3, ("USAGE", "nothing fits into 3 B")),
+    (("--bank", "bank", *TASK, "--budget", "3B"), 3, ("USAGE", "no vector fits into a budget of 3 B")),
     (("--bank", "bank", *TASK), 2, ("USAGE", "--budget")),
     (("--bank", "bank", *TASK, "--budget", 1, "--strategy", "best"), 2, ("USAGE", "'best'", "pursuit")),
     (("--bank", "bank", "--budget", 1), 2, ("USAGE", "--task")),
@@ -607,7 +607,7 @@ def test_a_choice_that_nothing_fits_into_leaves_nothing(
     aniso: Aniso, shelf: runs.Shelf, tmp_path: Path
 ) -> None:
     ran = aniso(*shelf.few_shot("--select", "gradient", "--budget", "3B", "-o", tmp_path / "run"))
-    assert ran.code == 3 and "nothing fits into 3 B" in ran.err
+    assert ran.code == 3 and "no vector fits into a budget of 3 B" in ran.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -756,7 +756,7 @@ def test_vectors_that_nobody_trained_are_tried_at_once_too(done: Done, shelf: ru
 def test_an_experiment_tries_strategies_and_budgets(aniso: Aniso, shelf: runs.Shelf, tmp_path: Path) -> None:
     base: dict[str, Any] = {"setting": "few-shot", "model": str(shelf.model), "bank": str(shelf.bank)}
     base |= {"task": "./photos", "shots": 2, "compare": False, "select": "random"}
-    base |= {"schedule": {"epochs": 1, "batch": 2}}
+    base |= {"schedule": {"epochs": 1, "batch_size": 2}}
     evolved = {"bank": "random:2", "method": "gradient-free", "evaluations": 2, "partition": "whole"}
     variants = [
         {"label": "chosen", "grid": {"select": ["blockwise-gradient"], "budget": [1, "100kB"]}},

@@ -110,7 +110,7 @@ def test_bad_pictures_stop_or_are_left_out(aniso, pets, model):
     ran = aniso("eval", model, "--task", pets, "--on-bad-image", "skip", "--json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)[0]["total"] == 9
-    assert "1 pictures left out" in ran.err
+    assert "left out 1 unreadable images" in ran.err
     assert aniso("eval", model, "--task", pets, "--on-bad-image", "perhaps").code == 2
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import runs
 from aniso.cli.fit_run import _names
 from aniso.compose import Coefficients
-from aniso.data import load_task, unlabelled_pictures
+from aniso.data import load_task, unlabelled_images
 from aniso.errors import InputError
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
@@ -294,7 +294,7 @@ def test_pictures_that_cannot_be_read_are_left_out_if_asked_for(
     given = on_images(shelf, damaged, *named("red", "blue"), "--on-bad-image")
     ran = aniso(*given, "skip", "-o", tmp_path / "run")
     assert ran.code == 0, ran.err
-    assert "note: " in ran.err and "1 pictures left out" in ran.err and "bad.png" in ran.err
+    assert "note: " in ran.err and "left out 1 unreadable images" in ran.err and "bad.png" in ran.err
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert sum(record["metrics"]["answers"]["counts"].values()) == 12
     assert aniso(*given, 1).code == 0
@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(
 
     monkeypatch.setattr("os.scandir", refusing)
     with pytest.raises(InputError, match="more") as refused:
-        unlabelled_pictures(unsorted, ["red", "blue"])
+        unlabelled_images(unsorted, ["red", "blue"])
     assert "Permission denied" in str(refused.value)
 
 
@@ -336,7 +336,10 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(
         (("--task", "cars", "--power", 0), ("power",)),
         (("--task", "cars", "--threshold", 1.5), ("threshold",)),
         (("--task", "cars", "--optimiser", "lbfgs"), ("optimiser", "sgd")),
-        (("--task", "cars", "--objective", "contrastive", "--micro-batch", 4), ("slices", "--micro-batch")),
+        (
+            ("--task", "cars", "--objective", "contrastive", "--micro-batch", 4),
+            ("micro-batches",),
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_leaves_nothing(

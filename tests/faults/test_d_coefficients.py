@@ -18,8 +18,8 @@ import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition, Plan, Runtime, plan
 from aniso.compose._engine import delta_store
 from aniso.compose.coefficients import FORMAT, Origin
-from aniso.sizes import parse_bytes, show_bytes
 from aniso.errors import AnisoError, InputError
+from aniso.sizes import parse_bytes, show_bytes
 from aniso.vectors import Bank, BlockSource, TaskVector
 from aniso.weights import SafetensorsFile, TensorMap, save_safetensors
 from aniso.weights.files import RawFile

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import datasets
 
-from aniso.data import unlabelled_pictures
+from aniso.data import unlabelled_images
 from aniso.data.readers import fetch, parquet, parquet_images, read, recognise, webdataset
 from aniso.errors import AnisoError
 from aniso.weights.files import RawFile
@@ -77,14 +77,14 @@ def test_f1_bad_pictures_are_named(tmp_path, refused, data, said):
     path = put(tmp_path / "a/bad.jpg", data)
     images = read("folder", tmp_path, {}).parts["all"].images
     with refused("IMAGE-READ", 3, str(path), said, "--on-bad-image"):
-        images.picture(0)
+        images.image(0)
 
 
 def test_f1_content_decides_not_the_suffix(tmp_path):
     put(tmp_path / "a/really.jpg", PNG)
     put(tmp_path / "a/really.png", JPEG)
     images = read("folder", tmp_path, {}).parts["all"].images
-    assert [images.picture(i).size for i in range(2)] == [(4, 4), (4, 4)]
+    assert [images.image(i).size for i in range(2)] == [(4, 4), (4, 4)]
 
 
 def test_f1_files_that_went_away(tmp_path, refused):
@@ -92,10 +92,10 @@ def test_f1_files_that_went_away(tmp_path, refused):
     images = read("folder", tmp_path, {}).parts["all"].images
     path.unlink()
     with refused("IMAGE-READ", 3, str(path), "no such file"):
-        images.picture(0)
+        images.image(0)
     os.mkfifo(path)
     with no_hang(), refused("IMAGE-READ", 3, "not a regular file"):
-        images.picture(0)
+        images.image(0)
 
 
 # F2 and F3 are in tests/unit/test_decode.py
@@ -126,8 +126,8 @@ def test_f4_bombs(tmp_path, refused, kind):
     else:
         archive(tmp_path / "all.tar", {"1.png": bomb(), "1.cls": b"a"})
     images = next(iter(read(kind, tmp_path, {}).parts.values())).images
-    with peak_below(20), refused("IMAGE-BOMB", 4, images.label(0)):
-        images.picture(0)
+    with peak_below(20), refused("IMAGE-BOMB", 4, images.describe(0)):
+        images.image(0)
 
 
 # F5: empty and hidden
@@ -194,7 +194,7 @@ def test_f5_hidden_files_are_ignored_and_said(tmp_path):
     reading = read("folder", tmp_path, {})
     assert reading.parts["train"].images.ids == ("train/a/1.png",)
     assert len(reading.notes) == 1
-    assert reading.notes[0].startswith("ignored, for it is hidden: .ipynb_checkpoints, ")
+    assert reading.notes[0].startswith("ignored hidden files: .ipynb_checkpoints, ")
     assert reading.notes[0].endswith("(7 in all)")
 
 
@@ -469,17 +469,17 @@ def test_f12_extensions_without_end(tmp_path):
 def test_f12_an_archive_behind_the_archive(tmp_path, refused):
     path = archive(tmp_path / "train.tar", GOOD)
     path.write_bytes(path.read_bytes() * 2)
-    with refused("DATA-TAR", 4, "goes on behind its end"):
+    with refused("DATA-TAR", 4, "has data after its end"):
         read("webdataset", tmp_path, {})
     path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
     with path.open("r+b") as f:
         f.truncate(1 << 40)
-    with no_hang(), peak_below(20), refused("DATA-TAR", 4, "goes on behind its end"):
+    with no_hang(), peak_below(20), refused("DATA-TAR", 4, "has data after its end"):
         read("webdataset", tmp_path, {})
 
 
 def test_f12_pictures_that_are_too_large(tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(webdataset, "_LARGEST_PICTURE", len(PNG) - 1)
+    monkeypatch.setattr(webdataset, "_LARGEST_IMAGE", len(PNG) - 1)
     archive(tmp_path / "train.tar", GOOD)
     with refused("DATA-TAR", 4, "1.png", "too large"):
         read("webdataset", tmp_path, {})
@@ -521,7 +521,7 @@ def test_f12_programs_are_never_read(tmp_path, monkeypatch):
     monkeypatch.setattr(RawFile, "read", watched)
     reading = read("webdataset", tmp_path, {})
     assert reading.parts["all"].images.content(0) == PNG
-    assert reading.notes[0].startswith("ignored unread, for it could run code: all.tar/1.pkl, ")
+    assert reading.notes[0].startswith("ignored unread, because they could run code: all.tar/1.pkl, ")
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_f12_pictures_and_labels_come_in_pairs(tmp_path, refused, files, said):
 
 def test_f12_two_of_a_name(tmp_path, refused):
     archive(tmp_path / "train.tar", {"1.png": PNG, "1.jpg": JPEG, "1.cls": b"a"})
-    with refused("DATA-FORMAT", 3, "more than one picture"):
+    with refused("DATA-FORMAT", 3, "more than one image"):
         read("webdataset", tmp_path, {})
     archive(tmp_path / "train.tar", GOOD, info("1.cls"))
     with refused("DATA-FORMAT", 3, "1.cls"):
@@ -576,7 +576,7 @@ def test_f12_an_archive_that_changes(tmp_path, refused):
     images = read("webdataset", tmp_path, {}).parts["all"].images
     path.write_bytes(path.read_bytes()[:600])
     with refused("FILE-CHANGED", 3, "all.tar"):
-        images.picture(0)
+        images.image(0)
 
 
 @FUZZ
@@ -614,7 +614,7 @@ def test_f12_altered_archives_give_only_our_errors(tmp_path_factory, changes, le
 )
 def test_f13_names_that_are_no_files(refused, name):
     assert recognise(Path(name)) == "webdataset"
-    with no_hang(), refused("DATA-TAR", 4, "is no file"):
+    with no_hang(), refused("DATA-TAR", 4, "is not a file"):
         read("webdataset", Path(name), {})
 
 
@@ -714,7 +714,7 @@ def test_f14_cells_and_row_groups_that_are_too_large(tmp_path, refused, monkeypa
 
 def test_f14_keys(tmp_path, refused):
     table(tmp_path / "train.parquet", [PNG] * 3, ["a"] * 3, key=pa.array(["x", "y", "x"]))
-    with refused("DATA-FORMAT", 3, "come more than once", "x"):
+    with refused("DATA-FORMAT", 3, "are not unique", "x"):
         read("parquet", tmp_path, {})
     table(tmp_path / "train.parquet", [PNG] * 2, ["a"] * 2, key=pa.array(["x", None]))
     with refused("DATA-FORMAT", 3, "row 1: None"):
@@ -793,7 +793,7 @@ def test_f15_altered_batches_are_refused_unread(tmp_path, refused, monkeypatch, 
 def test_f15_missing_batches_are_missing(tmp_path, refused, monkeypatch):
     settings = cifar(tmp_path, monkeypatch)
     (tmp_path / "cifar-10-batches-py/data_batch_3").unlink()
-    with refused("DATA-MISSING", 3, "data_batch_3", "complete the data set"):
+    with refused("DATA-MISSING", 3, "data_batch_3", "complete the dataset"):
         read("torchvision", tmp_path, settings)
 
 
@@ -952,7 +952,7 @@ def test_f16_links_in_circles(tmp_path):
     assert reading.parts["train"].images.ids == ("train/a/1.png", "train/b/deep/2.png")
     assert reading.parts["train"].classes == ("a", "b")
     assert reading.notes[0].startswith(
-        "not followed, for it links to a folder already read: train/a/self, train/a/up"
+        "links not followed, to folders already read: train/a/self, train/a/up"
     )
 
 
@@ -980,7 +980,7 @@ def test_f16_links_that_stay_inside_are_followed(tmp_path):
     for place in (root, tmp_path / "link"):  # the whole data set may be a link
         reading = read("folder", place, {})
         assert reading.parts["all"].images.ids == ("a/1.png", "b/1.png")
-        assert "ignored, for it is no picture: a/gone.png, a/loop.png" in reading.notes
+        assert "ignored files that are no images: a/gone.png, a/loop.png" in reading.notes
 
 
 LEAVING = {
@@ -997,7 +997,7 @@ def test_f16_links_that_lead_out_of_a_folder_task_are_refused(tmp_path, refused,
     root = tmp_path / "data"
     put(root / "a/1.png")
     link(root, tmp_path / "store")
-    with refused("DATA-PATH", 4, "leads out of the data set", "links that stay inside"):
+    with refused("DATA-PATH", 4, "leads out of the dataset", "links that stay inside"):
         read("folder", root, {})
 
 
@@ -1020,10 +1020,10 @@ def test_f16_links_that_lead_out_of_a_folder_of_unsorted_images_are_refused(tmp_
     put(tmp_path / "store/1.png")
     put(tmp_path / "data/1.png")
     (tmp_path / "data/2.png").symlink_to("1.png")
-    assert len(unlabelled_pictures(tmp_path / "data", ["a", "b"])[0]) == 2
+    assert len(unlabelled_images(tmp_path / "data", ["a", "b"])[0]) == 2
     (tmp_path / "data/3.png").symlink_to(tmp_path / "store/1.png")
     with refused("DATA-PATH", 4, "3.png"):
-        unlabelled_pictures(tmp_path / "data", ["a", "b"])
+        unlabelled_images(tmp_path / "data", ["a", "b"])
 
 
 NAMES = [
@@ -1048,13 +1048,13 @@ def test_f16_any_name_a_file_system_allows(tmp_path, name):
     put(tmp_path / "other" / "1.png")
     part = read("folder", tmp_path, {}).parts["all"]
     assert set(part.classes) == {name, "other"}
-    assert all(part.images.picture(i).size == (4, 4) for i in range(2))
+    assert all(part.images.image(i).size == (4, 4) for i in range(2))
 
 
 def test_f16_names_that_are_not_utf8(tmp_path):
     put(tmp_path / os.fsdecode(b"\xff\xfe") / "1.png")
     part = read("folder", tmp_path, {}).parts["all"]
-    assert part.images.picture(0).size == (4, 4)
+    assert part.images.image(0).size == (4, 4)
 
 
 def test_f16_names_that_differ_in_case_or_accents(tmp_path):
@@ -1077,7 +1077,7 @@ def test_f16_pipes_are_not_opened(tmp_path, refused):
     os.mkfifo(tmp_path / "a/pipe.png")
     with no_hang():
         reading = read("folder", tmp_path, {})
-    assert reading.notes == ("ignored, for it is no picture: a/pipe.png",)
+    assert reading.notes == ("ignored files that are no images: a/pipe.png",)
     for kind, name in (("csv", "t.csv"), ("parquet", "train.parquet"), ("webdataset", "train.tar")):
         os.mkfifo(tmp_path / name)
         with no_hang(), pytest.raises(AnisoError) as caught:
@@ -1244,7 +1244,7 @@ def cub(root: Path, path: str = "001.A/1.jpg") -> None:
         ("image_class_labels.txt", "2 1\n", "1 is missing or too many"),
         ("train_test_split.txt", "1 2\n", "line 1"),
         ("classes.txt", "1\n", "line 1"),
-        ("images.txt", "1 001.A/1.jpg\n1 001.A/2.jpg\n", "comes twice"),
+        ("images.txt", "1 001.A/1.jpg\n1 001.A/2.jpg\n", "occurs twice"),
     ],
 )
 def test_cub_tables_that_do_not_fit(tmp_path, refused, file, content, said):

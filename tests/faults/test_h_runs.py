@@ -561,7 +561,7 @@ base:
   task: ./photos
   shots: 2
   compare: false
-  schedule: {{ epochs: 1, batch: 4 }}
+  schedule: {{ epochs: 1, batch_size: 4 }}
 variants:
   - label: hangs
     base: {{ method: none, seed: 1 }}

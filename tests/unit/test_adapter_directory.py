@@ -20,7 +20,7 @@ from aniso.data import Labelled
 from aniso.data.images import ArrayImages
 from aniso.errors import AnisoError, InputError
 from aniso.learn import CrossEntropy
-from aniso.learn.selection import BlockwiseGradient, GradientCache, Pursuit, WholeGradient, by_gradient
+from aniso.learn.selection import BlockwiseGradient, GradientCache, Pursuit, WholeGradient, gradient
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank, BlockSource, Dense, LowRank, TaskVector, load_adapter_directory
@@ -350,11 +350,11 @@ def test_a_line_without_some_of_its_blocks_is_not_taken(
 ) -> None:
     file = tmp_path / "file"
     known = GradientCache(file, WHAT)
-    expected = BlockwiseGradient(encoder, loss, 1, remembered=known).choose(bank)
+    expected = BlockwiseGradient(encoder, loss, 1, gradients=known).choose(bank)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     del lines[2]["gradients"][next(iter(lines[2]["gradients"]))]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = BlockwiseGradient(encoder, loss, 1, remembered=GradientCache(file, WHAT)).choose(bank)
+    again = BlockwiseGradient(encoder, loss, 1, gradients=GradientCache(file, WHAT)).choose(bank)
     assert again.scores == expected.scores
 
 
@@ -367,7 +367,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read: list[tuple[str, str]] = []
         self.passes = 0
-        getitem, really = TaskVector.__getitem__, by_gradient.weight_gradient
+        getitem, really = TaskVector.__getitem__, gradient.weight_gradient
 
         def cell(vector: TaskVector, block: str) -> Any:
             self.read.append((vector.name, block))
@@ -378,7 +378,7 @@ class Counted:
             return really(*args, **how)
 
         monkeypatch.setattr(TaskVector, "__getitem__", cell)
-        monkeypatch.setattr(by_gradient, "weight_gradient", weight_gradient)
+        monkeypatch.setattr(gradient, "weight_gradient", weight_gradient)
 
 
 @pytest.fixture
@@ -395,17 +395,17 @@ def test_each_adapter_is_read_once_whatever_is_asked_of_it_later(
     encoder: Encoder, loss: CrossEntropy, bank: Bank, tmp_path: Path, counted: Counted, kind: Any
 ) -> None:
     file = tmp_path / "file"
-    first = kind(encoder, loss, 1, remembered=GradientCache(file, WHAT)).choose(bank)
+    first = kind(encoder, loss, 1, gradients=GradientCache(file, WHAT)).choose(bank)
     assert counted.read == cells_of(bank) and counted.passes == 1
     before = file.read_bytes()
     for budget in (1, 2, 5):
         for other in (WholeGradient, BlockwiseGradient):
-            again = other(encoder, loss, budget, remembered=GradientCache(file, WHAT)).choose(bank)
+            again = other(encoder, loss, budget, gradients=GradientCache(file, WHAT)).choose(bank)
             assert again.scores == first.scores
     assert len(counted.read) == len(cells_of(bank)) and counted.passes == 1
     assert file.read_bytes() == before
     plain = kind(encoder, loss, 2).choose(bank)
-    assert plain.cells == kind(encoder, loss, 2, remembered=GradientCache(file, WHAT)).choose(bank).cells
+    assert plain.cells == kind(encoder, loss, 2, gradients=GradientCache(file, WHAT)).choose(bank).cells
 
 
 def test_what_was_interrupted_reads_the_rest(
@@ -423,12 +423,12 @@ def test_what_was_interrupted_reads_the_rest(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        BlockwiseGradient(encoder, loss, 1, remembered=GradientCache(file, WHAT), progress=progress).choose(
+        BlockwiseGradient(encoder, loss, 1, gradients=GradientCache(file, WHAT), progress=progress).choose(
             bank
         )
     assert counted.read == cells_of(bank, "ant", "bee")
     counted.read.clear()
-    found = BlockwiseGradient(encoder, loss, 1, remembered=GradientCache(file, WHAT)).choose(bank)
+    found = BlockwiseGradient(encoder, loss, 1, gradients=GradientCache(file, WHAT)).choose(bank)
     assert counted.read == cells_of(bank, "cat") and counted.passes == 2
     assert found.scores == BlockwiseGradient(encoder, loss, 1).choose(bank).scores
     assert [json.loads(line)["vector"] for line in file.read_text().splitlines()[1:]] == list(bank)
@@ -437,18 +437,18 @@ def test_what_was_interrupted_reads_the_rest(
 def test_a_new_adapter_is_all_that_is_read(
     encoder: Encoder, loss: CrossEntropy, adapters: Path, bank: Bank, tmp_path: Path, counted: Counted
 ) -> None:
-    WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(bank)
+    WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(bank)
     adapter(adapters / "dog", 8)
     more = load_adapter_directory(encoder.weight_source(), adapters)[0]
     counted.read.clear()
-    WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(more)
+    WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(more)
     assert counted.read == cells_of(more, "dog")
 
 
 def test_an_adapter_that_was_trained_further_is_read_again(
     encoder: Encoder, loss: CrossEntropy, adapters: Path, bank: Bank, tmp_path: Path, counted: Counted
 ) -> None:
-    WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(bank)
+    WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(bank)
     for path in (adapters / "bee").iterdir():
         path.unlink()
     (adapters / "bee").rmdir()
@@ -457,7 +457,7 @@ def test_an_adapter_that_was_trained_further_is_read_again(
     config.write_text(config.read_text().replace('"lora_alpha": 4', '"lora_alpha": 8'))
     changed = load_adapter_directory(encoder.weight_source(), adapters)[0]
     counted.read.clear()
-    found = WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(changed)
+    found = WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(changed)
     assert counted.read == cells_of(changed, "bee", "cat")
     assert found.scores == WholeGradient(encoder, loss, 1).choose(changed).scores
 
@@ -468,7 +468,7 @@ def test_vectors_that_come_from_no_file_are_computed_each_time(
     mixed = Bank({"ant": bank["ant"], "sum": bank["bee"] + 0.5 * bank["cat"]})
     for _ in range(2):
         counted.read.clear()
-        found = WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(
+        found = WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(
             mixed
         )
         assert {block for name, block in counted.read if name == "sum"} == {
@@ -484,7 +484,7 @@ def test_pursuit_remembers_gradients_too(
 ) -> None:
     found = []
     for _ in range(2):
-        strategy = Pursuit(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT))
+        strategy = Pursuit(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT))
         found.append(strategy.choose(bank).cells)
     assert found[0] == found[1] and counted.passes == 1
 
@@ -502,6 +502,6 @@ def test_a_vector_that_is_not_finite_is_not_written_down(
     )
     bank = load_adapter_directory(encoder.weight_source(), adapters)[0]
     with pytest.raises(AnisoError, match="bad"):
-        WholeGradient(encoder, loss, 1, remembered=GradientCache(tmp_path / "file", WHAT)).choose(bank)
+        WholeGradient(encoder, loss, 1, gradients=GradientCache(tmp_path / "file", WHAT)).choose(bank)
     known = GradientCache(tmp_path / "file", WHAT)
     assert known.get(bank["bad"]) is None and known.get(bank["ant"]) is not None

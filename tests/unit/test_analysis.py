@@ -24,7 +24,7 @@ from aniso.learn.analysis import (
     relative_accuracy,
     relative_significance,
 )
-from aniso.learn.evaluate import answers
+from aniso.learn.evaluate import predict
 from aniso.learn.keep import Keep
 from aniso.learn.search import POINTS, search
 from aniso.vectors import Bank
@@ -68,7 +68,7 @@ def test_a_search_tries_every_scale_and_stays_at_the_one_that_is_chosen(world):
     composition = world.composition(Partition.whole())
     points = (0, 0.5, -1.0)
     found = search(composition, Chosen(world.target.val, 1), points)
-    assert [scale for scale, _ in found.tried] == list(points)
+    assert [row.scale for row in found.history] == list(points)
     assert (found.kept, found.scale) == (1, 0.5)
     assert composition.values.tolist() == [0.5, 0.5]
     assert torch.equal(found.coefficients.values, composition.values)
@@ -77,24 +77,26 @@ def test_a_search_tries_every_scale_and_stays_at_the_one_that_is_chosen(world):
 def test_a_search_measures_what_evaluation_says(world):
     composition = world.composition()
     found = search(composition, Best(world.target.val, world.control.val), (0, 1.0, 2.0))
-    for scale, measured in found.tried:
+    for scale, measured in [(row.scale, row.accuracy) for row in found.history]:
         filled(composition, scale)
         for split in (world.target.val, world.control.val):
             assert measured[split.name] == evaluate(composition, split).value
-    assert found.tried[0][1]["target val"] == evaluate(world.encoder, world.target.val).value
-    assert found.kept == Best(world.target.val, world.control.val).choose([row for _, row in found.tried])
+    assert found.history[0].accuracy["target val"] == evaluate(world.encoder, world.target.val).value
+    assert found.kept == Best(world.target.val, world.control.val).choose(
+        [row.accuracy for row in found.history]
+    )
 
 
 def test_a_search_ends_when_its_rule_says_so(world):
     found = search(world.composition(), Chosen(world.target.val, 0, most=2), (0, 0.1, 0.2))
-    assert [scale for scale, _ in found.tried] == [0.0, 0.1]
+    assert [row.scale for row in found.history] == [0.0, 0.1]
     assert found.scale == 0.0
 
 
 def test_a_search_for_the_lowest_compares_with_the_base(world):
     rule = Lowest(world.target.val, world.control.val, floor=0.0)
     found = search(world.composition(), rule, (0, -1.0, 1.0))
-    measured = [row for _, row in found.tried]
+    measured = [row.accuracy for row in found.history]
     assert measured[found.kept]["target val"] == min(row["target val"] for row in measured)
 
 
@@ -106,7 +108,7 @@ def test_a_search_says_how_far_it_is(world):
 
 @pytest.mark.parametrize("points", [(), (0.1, 0.2), (1, 0)])
 def test_a_search_begins_at_the_base(world, points, refused):
-    with refused("KEEP", 2, "begins at scale 0"):
+    with refused("KEEP", 2, "scale 0 as its first point"):
         search(world.composition(), Best(world.target.val), points)
 
 
@@ -196,9 +198,9 @@ def test_disentanglement_is_the_share_of_answers_that_change(world):
     assert torch.equal(composition.values, before)
     for (first, second), share in found.items():
         with only(composition, [first]):
-            alone = answers(composition, splits[first])
+            alone = predict(composition, splits[first])
         with only(composition, [first, second]):
-            both = answers(composition, splits[first])
+            both = predict(composition, splits[first])
         assert share == pytest.approx(int((alone != both).sum()) / len(alone))
     assert max(found.values()) > 0
 
@@ -211,9 +213,9 @@ def test_a_vector_that_undoes_another_changes_what_the_other_changed(world):
     composition = filled(colours.World(world.encoder, bank, world.target, world.control).composition(), 1.0)
     split = world.control.val
     found = disentanglement(world.encoder, composition, {"there": split, "back": split})
-    base = answers(world.encoder, split)
+    base = predict(world.encoder, split)
     with only(composition, ["there"]):
-        there = answers(composition, split)
+        there = predict(composition, split)
     assert found["there", "back"] == pytest.approx(int((there != base).sum()) / len(split))
     assert found["there", "back"] > 0
 

@@ -477,15 +477,15 @@ def test_a_cache_without_permission_is_no_error(tmp_path, monkeypatch, home):
 
 
 def test_where_the_cache_is(tmp_path, monkeypatch):
-    assert WeightsCache.usual().directory == tmp_path / "cache" / "class-weights"
+    assert WeightsCache.default().directory == tmp_path / "cache" / "class-weights"
     monkeypatch.setenv("ANISO_CACHE", "~/mine")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert WeightsCache.usual().directory == tmp_path / "home" / "mine" / "class-weights"
+    assert WeightsCache.default().directory == tmp_path / "home" / "mine" / "class-weights"
     monkeypatch.delenv("ANISO_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert WeightsCache.usual().directory == tmp_path / "xdg" / "aniso" / "class-weights"
+    assert WeightsCache.default().directory == tmp_path / "xdg" / "aniso" / "class-weights"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert WeightsCache.usual().directory == tmp_path / "home" / ".cache" / "aniso" / "class-weights"
+    assert WeightsCache.default().directory == tmp_path / "home" / ".cache" / "aniso" / "class-weights"
 
 
 def test_without_a_directory_nothing_is_kept(home, kept):

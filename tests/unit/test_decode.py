@@ -235,20 +235,20 @@ def test_altered_pictures_give_only_our_errors(name, changes):
 def test_arrays_are_pictures():
     images = ArrayImages(NOISE[None, ..., :3], "train")
     assert images.ids == ("train/0",)
-    assert images.picture(0).tobytes() == RGB.tobytes()
+    assert images.image(0).tobytes() == RGB.tobytes()
     assert images.content(0) == RGB.tobytes()
-    assert ArrayImages(NOISE[None, ..., 0], "x").picture(0).tobytes() == GREY.convert("RGB").tobytes()
+    assert ArrayImages(NOISE[None, ..., 0], "x").image(0).tobytes() == GREY.convert("RGB").tobytes()
 
 
 def test_crops_stay_inside(refused):
     whole = ArrayImages(NOISE[None, ..., :3].repeat(3, 0), "x")
     boxes = [(1, 2, 4, 5), (-5, 3, 1 << 30, 1 << 30), (9, 0, 12, 7)]
     images = CroppedImages(whole, boxes, ["a", "b", "c"])
-    assert images.picture(0).tobytes() == RGB.crop((1, 2, 4, 5)).tobytes()
-    assert images.picture(1).size == (9, 4)
+    assert images.image(0).tobytes() == RGB.crop((1, 2, 4, 5)).tobytes()
+    assert images.image(1).size == (9, 4)
     assert images.content(0) != images.content(1)
     with refused("IMAGE-READ", 3, "x/2 (9, 0, 12, 7)", "outside"):
-        images.picture(2)
+        images.image(2)
 
 
 def test_chosen_images_are_the_same_pictures(tmp_path):
@@ -257,5 +257,5 @@ def test_chosen_images_are_the_same_pictures(tmp_path):
     chosen = ChosenImages([ArrayImages(NOISE[None, ..., 0], "x"), files], [(1, 0), (0, 0)])
     assert chosen.ids == ("a.png", "x/0")
     assert chosen.content(0) == PICTURES["rgb png"]
-    assert chosen.label(0) == str(tmp_path / "a.png")
-    assert chosen.picture(1).size == (9, 7)
+    assert chosen.describe(0) == str(tmp_path / "a.png")
+    assert chosen.image(1).size == (9, 7)

@@ -14,8 +14,8 @@ import pictures
 from aniso.data import load_task, sampling
 from aniso.data.batches import Batches, together
 from aniso.learn._training.epoch_sampler import EpochSampler
-from aniso.schedule import Schedule
 from aniso.models.transforms import Pixels, Transforms
+from aniso.schedule import Schedule
 
 VIEWS = Transforms(Pixels(8))
 
@@ -31,7 +31,7 @@ def splits(tmp_path_factory):
 
 
 def passes(splits, *, batch, seed=0, view=VIEWS.train, **more):
-    schedule = Schedule(epochs=2, lr=1.0, batch=batch, **more)
+    schedule = Schedule(epochs=2, lr=1.0, batch_size=batch, **more)
     return EpochSampler([(split, (view,)) for split in splits], schedule, seed)
 
 
@@ -91,7 +91,7 @@ def test_labels_go_with_their_pictures(splits):
 def test_unlabelled_splits_have_no_labels(splits):
     made = EpochSampler(
         [(splits[0].unlabelled(), (VIEWS.eval,)), (splits[1], (VIEWS.eval,))],
-        Schedule(epochs=1, lr=1.0, batch=8),
+        Schedule(epochs=1, lr=1.0, batch_size=8),
         0,
     )
     assert all(a.labels is None and b.labels is not None for a, b in made.epoch(0))
@@ -121,13 +121,13 @@ def test_workers_change_nothing(splits):
 
 
 def test_small_splits_are_gone_through_several_times_to_make_an_epoch(splits):
-    made = passes(splits, batch=6, least_batches=9)
+    made = passes(splits, batch=6, min_steps_per_epoch=9)
     steps = list(made.epoch(0))
     assert len(steps) == 9
     assert all(len(batch) == 3 for step in steps for batch in step)
     assert set(visits(steps, 0).values()) == {2, 3}
     assert set(visits(steps, 1).values()) == {5, 6}
-    assert passes(splits, batch=6, least_batches=5).steps == 5
+    assert passes(splits, batch=6, min_steps_per_epoch=5).steps == 5
 
 
 def test_passes_of_different_lengths_do_not_go_together(splits):
@@ -162,7 +162,7 @@ class Fake:
     epoch=st.integers(0, 3),
 )
 def test_an_epoch_is_one_pass_over_the_union(sizes, batch, least, epoch):
-    schedule = Schedule(epochs=4, lr=1.0, batch=batch, least_batches=least)
+    schedule = Schedule(epochs=4, lr=1.0, batch_size=batch, min_steps_per_epoch=least)
     made = EpochSampler([(Fake(size), ()) for size in sizes], schedule, 0)
     share = schedule.share(len(sizes))
     natural = [-(-size // share) for size in sizes]

@@ -19,8 +19,8 @@ import pictures
 from aniso.compose import Composition, Linearised, Partition
 from aniso.data import Task, load_task, sampling
 from aniso.learn import Trainable
-from aniso.learn.evaluate import answers, evaluate
-from aniso.learn.features import FeatureCache, encoder_of, features, identity, passed
+from aniso.learn.evaluate import evaluate, predict
+from aniso.learn.features import FeatureCache, encoder_of, feature_identity, features, iterate_features
 from aniso.learn.heads import TipAdapter
 from aniso.models.transforms import Transforms
 
@@ -71,13 +71,13 @@ def test_features_are_views_by_pictures_by_width(world: colours.World) -> None:
 def test_features_are_what_the_model_says_to_a_view(world: colours.World, view: str, composed: bool) -> None:
     split = world.control.split("val")
     model: nn.Module = moved(world) if composed else world.encoder
-    found = features(model, split, view=view, views=2, seed=7, batch=5)
+    found = features(model, split, view=view, views=2, seed=7, batch_size=5)
     seen = getattr(world.encoder.transforms, view)
     for number in range(2):
         for place in range(len(split)):
             words = (7, number, split.keys[place], 0, seen.name, 0)
             rng = torch.Generator().manual_seed(sampling.number(*words))
-            drawn = seen.finish(seen(split.picture(place), rng)[None])
+            drawn = seen.finish(seen(split.image(place), rng)[None])
             with torch.no_grad():
                 torch.testing.assert_close(found[number, place], model(drawn)[0], rtol=1e-4, atol=1e-5)
 
@@ -101,7 +101,7 @@ def test_the_view_of_evaluation_is_the_same_for_every_seed(world: colours.World)
 
 def test_the_size_of_batches_does_not_matter(world: colours.World) -> None:
     split = world.target.split("train")
-    found = [features(world.encoder, split, view="train", batch=batch) for batch in (1, 7, 256)]
+    found = [features(world.encoder, split, view="train", batch_size=batch) for batch in (1, 7, 256)]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
 
@@ -116,7 +116,7 @@ def test_a_models_mode_is_as_it_was(world: colours.World, mode: bool) -> None:
     model = moved(world).train(mode)
     features(model, world.target.split("val"))
     assert model.training is mode
-    batches = passed(model, world.target.split("train"), batch=2)
+    batches = iterate_features(model, world.target.split("train"), batch_size=2)
     next(batches)
     assert not model.training  # in between
     del batches
@@ -126,7 +126,11 @@ def test_a_models_mode_is_as_it_was(world: colours.World, mode: bool) -> None:
 def test_progress_is_told_over_all_views(world: colours.World) -> None:
     seen: list[tuple[str, int, int]] = []
     features(
-        world.encoder, world.target.split("val"), views=2, batch=6, progress=lambda *said: seen.append(said)
+        world.encoder,
+        world.target.split("val"),
+        views=2,
+        batch_size=6,
+        progress=lambda *said: seen.append(said),
     )
     assert seen == [("features of target val", done, 20) for done in (6, 10, 16, 20)]
 
@@ -254,7 +258,7 @@ def test_another_picture_under_the_same_name_is_not_found(
 ) -> None:
     split = of_folder(folder).split("train")
     before = features(world.encoder, split, cache=cache)
-    path = Path(split.images.label(1))
+    path = Path(split.images.describe(1))
     status = path.stat()
     path.write_bytes(pictures.encoded(777))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its date tells nothing
@@ -364,7 +368,7 @@ def test_the_usual_place_is_where_the_user_says(
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert FeatureCache.usual().directory == Path(place)
+    assert FeatureCache.default().directory == Path(place)
 
 
 # answers from features
@@ -372,11 +376,11 @@ def test_the_usual_place_is_where_the_user_says(
 
 def test_answers_are_the_same_from_a_cache(world: colours.World, cache: FeatureCache) -> None:
     split, model = world.control.split("val"), moved(world, 1.0)
-    expected = answers(model, split, batch=5)
+    expected = predict(model, split, batch_size=5)
     for _ in range(2):
-        assert torch.equal(answers(model, split, batch=5, cache=cache), expected)
+        assert torch.equal(predict(model, split, batch_size=5, cache=cache), expected)
     with counted(model) as calls:
-        answers(model, split, cache=cache)
+        predict(model, split, cache=cache)
     assert calls == []
     assert len(set(expected.tolist())) > 1
 
@@ -386,21 +390,21 @@ def test_a_head_answers_in_the_place_of_class_weights(world: colours.World, cach
     head = TipAdapter(world.encoder.class_weights(shots.classes), alpha=1000.0)
     seen = features(world.encoder, shots)
     head.remember(seen, torch.tensor(shots.labels))
-    found = answers(world.encoder, split, head=head, cache=cache)
+    found = predict(world.encoder, split, head=head, cache=cache)
     asked = features(world.encoder, split)[0]
     with torch.no_grad():
         assert torch.equal(found, head.logits(asked).argmax(-1))
     assert evaluate(world.encoder, split, head=head).correct == int(
         (found == torch.tensor(split.labels)).sum()
     )
-    assert not torch.equal(found, answers(world.encoder, split))
+    assert not torch.equal(found, predict(world.encoder, split))
 
 
 # who gives them
 
 
 def test_identity_is_the_models_own(world: colours.World) -> None:
-    assert identity(world.encoder) == {"model": world.encoder.fingerprint}
+    assert feature_identity(world.encoder) == {"model": world.encoder.fingerprint}
     assert encoder_of(world.composition()).name == world.encoder.name
 
 
@@ -412,17 +416,17 @@ def test_identity_changes_with_all_that_a_composition_is_made_of(world: colours.
     with torch.no_grad():
         alone.values.fill_(0.5)
     found = {
-        "as it is": identity(moved(world)),
-        "coefficients": identity(moved(world, 0.25)),
-        "bank": identity(alone),
-        "partition": identity(moved(world, 0.5, Partition.whole())),
-        "random": identity(moved(world, 0.5, Partition.parse("random:2"))),
-        "seed": identity(moved(world, 0.5, replace(Partition.parse("random:2"), seed=1))),
-        "linearised": identity(linear),
-        "base": identity(world.encoder),
+        "as it is": feature_identity(moved(world)),
+        "coefficients": feature_identity(moved(world, 0.25)),
+        "bank": feature_identity(alone),
+        "partition": feature_identity(moved(world, 0.5, Partition.whole())),
+        "random": feature_identity(moved(world, 0.5, Partition.parse("random:2"))),
+        "seed": feature_identity(moved(world, 0.5, replace(Partition.parse("random:2"), seed=1))),
+        "linearised": feature_identity(linear),
+        "base": feature_identity(world.encoder),
     }
     assert len({str(sorted(one.items())) for one in found.values()}) == len(found)
-    assert identity(moved(world)) == found["as it is"]
+    assert feature_identity(moved(world)) == found["as it is"]
     for key, others in {"coefficients": {"coefficients"}, "linearised": {"linearised"}}.items():
         assert {k for k in found[key] if found[key][k] != found["as it is"][k]} == others
     assert found["bank"]["bank"] != found["as it is"]["bank"]
@@ -434,17 +438,17 @@ def test_running_a_composition_does_not_change_who_it_is(world: colours.World, l
     model = moved(world)
     if linearised:
         model = Composition(Linearised(world.encoder), world.bank).load(model.coefficients)
-    before = identity(model)
+    before = feature_identity(model)
     features(model, world.target.split("val"))
-    assert identity(model) == before
+    assert feature_identity(model) == before
     assert before["model"] == world.encoder.fingerprint
 
 
 @pytest.mark.parametrize("linearised", [False, True])
 def test_identity_changes_with_weights_that_are_trained(world: colours.World, linearised: bool) -> None:
     trained = Trainable.weights(world.encoder, linearised=linearised)
-    before = identity(trained.model)
+    before = feature_identity(trained.model)
     with torch.no_grad():
         next(iter(trained.tensors.values())).view(-1)[0].add_(1e-3)
-    after = identity(trained.model)
+    after = feature_identity(trained.model)
     assert before != after and before.keys() == after.keys()

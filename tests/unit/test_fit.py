@@ -29,9 +29,10 @@ from aniso.learn._training.loop import Loop
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.fit import _doubts
 from aniso.learn.keep import Last
+from aniso.records import EpochRow
 
-SHORT = Schedule(epochs=2, lr=0.2, batch=8)
-ONE_STEP = Schedule(epochs=1, lr=0.1, batch=16, clip=1e6)
+SHORT = Schedule(epochs=2, lr=0.2, batch_size=8)
+ONE_STEP = Schedule(epochs=1, lr=0.1, batch_size=16, max_grad_norm=1e6)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_learning_lowers_the_loss_and_raises_the_accuracy(world):
     composition = world.composition()
     task = world.target
     done = fit(composition, CrossEntropy(task.train), replace(SHORT, epochs=4), keep=Best(task.val))
-    losses = [row["loss"] for row in done.history[1:]]
+    losses = [row.loss for row in done.history[1:]]
     assert losses[-1] < 0.8 * losses[0]
     assert evaluate(composition, task.test).value > evaluate(world.encoder, task.test).value
 
@@ -111,10 +112,10 @@ def test_the_first_row_is_the_base(world):
     done = fit(world.composition(), CrossEntropy(world.target.train), SHORT, keep=Best(world.target.val))
     first = done.history[0]
     base = evaluate(world.encoder, world.target.val).value
-    assert first["epoch"] == 0
-    assert first["loss"] is None
-    assert first["accuracy"] == {"target val": base}
-    assert [row["epoch"] for row in done.history] == [0, 1, 2]
+    assert first.epoch == 0
+    assert first.loss is None
+    assert first.accuracy == {"target val": base}
+    assert [row.epoch for row in done.history] == [0, 1, 2]
 
 
 def test_rows_are_the_means_of_what_was_seen(world):
@@ -122,18 +123,18 @@ def test_rows_are_the_means_of_what_was_seen(world):
     objective = CrossEntropy(task.train) - 0.5 * CrossEntropy(other.train) + 0.1 * CoefficientNorm()
     done = fit(world.composition(), objective, SHORT)
     for row in done.history[1:]:
-        assert set(row["terms"]) == {"target train", "control train", "coefficients' 1-norm"}
-        parts = row["terms"]
+        assert set(row.terms) == {"target train", "control train", "coefficients' 1-norm"}
+        parts = row.terms
         expected = parts["target train"] - 0.5 * parts["control train"] + 0.1 * parts["coefficients' 1-norm"]
-        assert row["loss"] == pytest.approx(expected)
+        assert row.loss == pytest.approx(expected)
 
 
 def test_an_epochs_loss_weighs_every_picture_the_same(world):
     term = CrossEntropy(world.target.train.take(range(11)), "eval")
-    schedule = Schedule(epochs=1, lr=1e-9, batch=4)
+    schedule = Schedule(epochs=1, lr=1e-9, batch_size=4)
     row = fit(world.composition(), term, schedule).history[1]
-    whole = replace(schedule, batch=11)
-    assert row["loss"] == pytest.approx(fit(world.composition(), term, whole).history[1]["loss"], rel=1e-5)
+    whole = replace(schedule, batch_size=11)
+    assert row.loss == pytest.approx(fit(world.composition(), term, whole).history[1].loss, rel=1e-5)
 
 
 def test_what_was_kept_is_in_the_composition(world):
@@ -146,12 +147,12 @@ def test_what_was_kept_is_in_the_composition(world):
         keep=Best(world.target.val),
         epoch_done=lambda row: seen.append(composition.values.detach().clone()),
     )
-    assert [row["kept"] for row in done.history].count(True) == 1
-    assert done.history[done.kept]["kept"]
+    assert [row.kept for row in done.history].count(True) == 1
+    assert done.history[done.kept].kept
     assert torch.equal(composition.values, seen[done.kept])
     assert torch.equal(done.coefficients.values, seen[done.kept])
     value = evaluate(composition, world.target.val).value
-    assert value == done.history[done.kept]["accuracy"]["target val"]
+    assert value == done.history[done.kept].accuracy["target val"]
 
 
 def test_the_start_is_kept_if_nothing_is_better(world, good):
@@ -166,18 +167,18 @@ def test_the_start_is_kept_if_nothing_is_better(world, good):
 
 def test_a_run_ends_when_its_rule_says_so(world, good):
     rule = Lowest(world.control.val, world.target.val)
-    schedule = Schedule(epochs=30, lr=1.0, batch=16)
+    schedule = Schedule(epochs=30, lr=1.0, batch_size=16)
     done = fit(world.composition().load(good), -CrossEntropy(world.target.train), schedule, keep=rule)
-    measured = [row["accuracy"] for row in done.history]
+    measured = [row.accuracy for row in done.history]
     assert len(measured) < 31
     assert rule.ends(measured)
     assert not rule.ends(measured[:-1])
-    assert not done.history[-1]["kept"]
+    assert not done.history[-1].kept
 
 
 @pytest.mark.parametrize(("losses", "said"), [((0.5, 1.1), True), ((0.5, 0.9), False), ((-2, -1), False)])
 def test_a_loss_that_rose_is_said(losses, said):
-    notes = _doubts([{"loss": loss} for loss in (None, *losses)])
+    notes = _doubts([EpochRow(loss=loss) for loss in (None, *losses)])
     assert [("try a lower learning rate" in note) for note in notes] == [True] * said
 
 
@@ -256,7 +257,9 @@ def test_the_mode_of_a_model_does_not_matter(world):
 @pytest.mark.parametrize("clip", [1e6, 1e-3])
 def test_a_step_is_adamw_with_clipping_and_decay(world, clip):
     start = away_from_zero(world)
-    schedule = Schedule(epochs=1, lr=0.02, batch=16, clip=clip, weight_decay=0.3, shape="constant")
+    schedule = Schedule(
+        epochs=1, lr=0.02, batch_size=16, max_grad_norm=clip, weight_decay=0.3, lr_schedule="constant"
+    )
     composition = world.composition()
     with torch.no_grad():
         composition.values.copy_(start)
@@ -271,7 +274,15 @@ def test_a_step_is_adamw_with_clipping_and_decay(world, clip):
 
 @pytest.mark.parametrize("shape", ["cosine", "constant"])
 def test_two_steps_with_warm_up_follow_the_schedule(world, shape):
-    schedule = Schedule(epochs=10, lr=0.01, batch=8, warmup=2, clip=1e6, weight_decay=0.0, shape=shape)
+    schedule = Schedule(
+        epochs=10,
+        lr=0.01,
+        batch_size=8,
+        warmup_steps=2,
+        max_grad_norm=1e6,
+        weight_decay=0.0,
+        lr_schedule=shape,
+    )
     steps = 20
     rates = [0.005, 0.01, 0.01]
     rates.append(0.01 if shape == "constant" else 0.005 * (1 + math.cos(math.pi * 1 / 18)))
@@ -305,7 +316,7 @@ def test_shapes_differ_once_the_cosine_falls(world):
     found = []
     for shape in ("cosine", "constant"):
         composition = world.composition()
-        fit(composition, CrossEntropy(world.target.train), replace(SHORT, shape=shape))
+        fit(composition, CrossEntropy(world.target.train), replace(SHORT, lr_schedule=shape))
         found.append(composition.values.detach().clone())
     assert not torch.equal(*found)
     assert float(found[1].norm()) > float(found[0].norm())
@@ -321,7 +332,7 @@ def test_taking_a_task_away_from_a_control_gives_the_difference_of_gradients(wor
     signed = [(1.0, control), (-1.0, target)]
     both = gradient_of(world, composition, signed, ONE_STEP)
     torch.testing.assert_close(found, both, rtol=1e-4, atol=1e-6)
-    alone = [gradient_of(world, composition, [pair], replace(ONE_STEP, batch=8)) for pair in signed]
+    alone = [gradient_of(world, composition, [pair], replace(ONE_STEP, batch_size=8)) for pair in signed]
     torch.testing.assert_close(found, alone[0] + alone[1], rtol=1e-4, atol=1e-6)
 
 
@@ -331,7 +342,7 @@ def test_a_step_of_negation_raises_the_loss_on_the_target(world):
     for weight, schedule in ((1, replace(ONE_STEP, lr=0.02)), (1, still), (-1, replace(ONE_STEP, lr=0.02))):
         composition = world.composition()
         fit(composition, weight * term, schedule)
-        losses.append(fit(composition, term, still).history[1]["loss"])
+        losses.append(fit(composition, term, still).history[1].loss)
     assert losses[0] < losses[1] < losses[2]
 
 
@@ -366,15 +377,15 @@ def test_no_slice_has_more_pictures_than_was_asked_for(world, micro, monkeypatch
     forward = Composition.forward
     monkeypatch.setattr(Composition, "forward", lambda self, x: sizes.append(len(x)) or forward(self, x))
     objective = CrossEntropy(world.target.train) - CrossEntropy(world.control.train)
-    fit(world.composition(), objective, Schedule(epochs=1, lr=0.01, batch=10, micro_batch=micro))
+    fit(world.composition(), objective, Schedule(epochs=1, lr=0.01, batch_size=10, micro_batch=micro))
     assert set(sizes) <= set(range(1, micro + 1))
 
 
 def test_a_short_last_batch_is_sliced_too(world):
     objective = CrossEntropy(world.target.train.take(range(9))) + CrossEntropy(world.control.train)
-    schedule = Schedule(epochs=1, lr=0.01, batch=8, clip=1e6)
+    schedule = Schedule(epochs=1, lr=0.01, batch_size=8, max_grad_norm=1e6)
     runs = [
-        fit(world.composition(), objective, replace(schedule, micro_batch=micro)).history[1]["loss"]
+        fit(world.composition(), objective, replace(schedule, micro_batch=micro)).history[1].loss
         for micro in (None, 3)
     ]
     assert runs[0] == pytest.approx(runs[1], rel=1e-4)
@@ -390,7 +401,7 @@ def test_half_precision_learns_nearly_the_same(world, precision, slow_halves):
         composition = world.composition()
         done = fit(composition, CrossEntropy(world.target.train), replace(SHORT, epochs=3, precision=kind))
         assert composition.values.dtype == torch.float32
-        losses.append(done.history[-1]["loss"])
+        losses.append(done.history[-1].loss)
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
@@ -402,10 +413,10 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
         schedule = Schedule(
             epochs=1,
             lr=1.0,
-            batch=16,
-            clip=0.01,
+            batch_size=16,
+            max_grad_norm=0.01,
             weight_decay=0.0,
-            shape="constant",
+            lr_schedule="constant",
             precision=precision,
             optimiser="sgd",
         )
@@ -421,7 +432,7 @@ def test_gradients_are_clipped_after_they_are_scaled_back(world, slow_halves):
 
 def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves):
     composition = world.composition()
-    schedule = Schedule(epochs=1, lr=0.1, batch=16, precision="fp16")
+    schedule = Schedule(epochs=1, lr=0.1, batch_size=16, precision="fp16")
     loop = Loop(Trainable.coefficients(composition), CrossEntropy(world.target.train) * 1.0, schedule, Last())
     loop._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     list(loop.run(lambda *_: None, lambda: None))
@@ -432,7 +443,7 @@ def test_a_step_that_overflows_in_half_precision_is_left_out(world, slow_halves)
 def test_gradients_that_no_scale_makes_finite_are_an_error(world, slow_halves, refused):
     composition = world.composition()
     composition.values.register_hook(lambda grad: grad * math.nan)
-    schedule = Schedule(epochs=2, lr=0.1, batch=1, precision="fp16")
+    schedule = Schedule(epochs=2, lr=0.1, batch_size=1, precision="fp16")
     with refused("LEARN-NONFINITE", 6, "gradient"):
         fit(composition, CrossEntropy(world.target.train), schedule)
 
@@ -447,9 +458,9 @@ def test_weights_are_trained_and_the_base_is_left_alone(world, linearised):
     blocks = {part.key for block in world.encoder.layout.blocks for part in block.parts}
     assert set(trained.tensors) == blocks
     assert trained.count == sum(before[key].numel() for key in blocks)
-    done = fit(trained, CrossEntropy(world.target.train), Schedule(epochs=3, lr=1e-3, batch=8))
+    done = fit(trained, CrossEntropy(world.target.train), Schedule(epochs=3, lr=1e-3, batch_size=8))
     assert done.coefficients is None
-    assert done.history[-1]["loss"] < done.history[1]["loss"]
+    assert done.history[-1].loss < done.history[1].loss
     moved = tuned_weights(world.encoder, trained)
     for key, value in before.items():
         assert torch.equal(world.encoder.state_dict()[key], value)
@@ -463,7 +474,7 @@ def test_kept_weights_are_those_of_the_kept_epoch(world, linearised):
     done = fit(
         trained,
         CrossEntropy(world.target.train),
-        Schedule(epochs=3, lr=3e-3, batch=8),
+        Schedule(epochs=3, lr=3e-3, batch_size=8),
         keep=Best(world.target.val),
         epoch_done=lambda row: seen.append(trained.copied()),
     )
@@ -473,14 +484,14 @@ def test_kept_weights_are_those_of_the_kept_epoch(world, linearised):
 def test_a_linearised_composition_learns_like_any_other(world):
     composition = Composition(Linearised(world.encoder), world.bank)
     done = fit(composition, CrossEntropy(world.target.train), replace(SHORT, epochs=4))
-    assert done.history[-1]["loss"] < done.history[1]["loss"]
+    assert done.history[-1].loss < done.history[1].loss
 
 
 @pytest.mark.parametrize("partition", ["whole", "random:2", "blocks@weight"])
 def test_every_partition_learns(world, partition):
     composition = world.composition(Partition.parse(partition))
     done = fit(composition, CrossEntropy(world.target.train) + 0.001 * CoefficientNorm(2), SHORT)
-    assert done.history[-1]["loss"] < done.history[1]["loss"]
+    assert done.history[-1].loss < done.history[1].loss
     assert len(done.coefficients) == composition.index.count
 
 
@@ -521,8 +532,8 @@ def test_names_of_tasks_may_begin_with_anything(world, tmp_path):
     odd = colours.task(tmp_path / "#odd", {"train": 2, "val": 1})
     objective = CrossEntropy(odd.train) + CrossEntropy(world.target.train)
     row = fit(world.composition(), objective, SHORT).history[-1]
-    assert set(row["terms"]) == {"#odd train", "target train"}
-    assert row["loss"] == pytest.approx(sum(row["terms"].values()))
+    assert set(row.terms) == {"#odd train", "target train"}
+    assert row.loss == pytest.approx(sum(row.terms.values()))
 
 
 @pytest.mark.parametrize(
@@ -530,10 +541,10 @@ def test_names_of_tasks_may_begin_with_anything(world, tmp_path):
     [
         *(("epochs", value) for value in (1.5, True)),
         *(("micro_batch", value) for value in (0, 1.5)),
-        *(("warmup", value) for value in (-1, 0.5)),
-        ("batch", 2.5),
-        ("least_batches", 0),
-        ("shape", "linear"),
+        *(("warmup_steps", value) for value in (-1, 0.5)),
+        ("batch_size", 2.5),
+        ("min_steps_per_epoch", 0),
+        ("lr_schedule", "linear"),
         ("precision", "fp8"),
     ],
 )
@@ -550,15 +561,15 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
     with torch.no_grad():
         composition.values.fill_(1e30)
     with refused("LEARN-NONFINITE", 6, "control train", "epoch 1, step 1", "learning rate") as refusal:
-        fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch=4))
+        fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch_size=4))
     named = refusal.error.facts["pictures"]
-    order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch=4))
-    assert named == [world.control.train.images.label(i) for i in order[0][0].indices]
+    order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch_size=4))
+    assert named == [world.control.train.images.describe(i) for i in order[0][0].indices]
 
 
 def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, monkeypatch):
     view = world.encoder.transforms.eval
-    marked = view(world.control.train.picture(0), torch.Generator())
+    marked = view(world.control.train.image(0), torch.Generator())
     finish = type(view).finish
 
     def broken(self, pixels):
@@ -569,9 +580,9 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
     monkeypatch.setattr(type(view), "finish", broken)
     objective = CrossEntropy(world.target.train, "eval") + CrossEntropy(world.control.train, "eval")
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
-        fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch=8))
+        fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch_size=8))
     named = refusal.error.facts["pictures"]
-    assert world.control.train.images.label(0) in named
+    assert world.control.train.images.describe(0) in named
     assert len(named) == 4
 
 
@@ -588,7 +599,7 @@ def test_weights_that_are_not_finite_are_an_error(world, refused, linearised):
 
 def test_a_single_class_teaches_nothing(world, tmp_path, refused):
     single = colours.task(tmp_path / "single", {"train": 4, "val": 1}, ("red",))
-    with refused("LEARN-GRADIENT", 6, "no gradient", "single class"):
+    with refused("LEARN-GRADIENT", 6, "gradient", "is zero", "single class"):
         fit(world.composition(), CrossEntropy(single.train), SHORT)
 
 

@@ -30,10 +30,11 @@ from aniso.learn._training import validation as gauge
 from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn.gradient_free import evolve, objective_loss
 from aniso.learn.keep import Lowest
-from aniso.learn.objectives import DataTerm, Objective, Seen
+from aniso.learn.objectives import DataTerm, Objective, TermInputs
 from aniso.learn.unwrap import encoder_of
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
+from aniso.records import EpochRow
 from aniso.vectors import Bank
 
 pytest.importorskip("nevergrad")
@@ -81,7 +82,7 @@ class Distance(DataTerm):
     def views(self, model: nn.Module) -> tuple[Any, ...]:
         return (encoder_of(model).transforms.eval,)
 
-    def loss(self, seen: Seen) -> Tensor:
+    def loss(self, seen: TermInputs) -> Tensor:
         found = (seen.features[0] - torch.tensor(GOAL)).square().sum(-1).mean()
         return found * math.nan if self.spoilt else found
 
@@ -146,7 +147,7 @@ class Watched:
 
         really = Distance.loss
 
-        def loss(term: Distance, seen: Seen) -> Tensor:
+        def loss(term: Distance, seen: TermInputs) -> Tensor:
             self.grad.add(torch.is_grad_enabled() or any(f.requires_grad for f in seen.features))
             return really(term, seen)
 
@@ -185,7 +186,7 @@ def test_a_known_minimum_is_found(
     found = objective_loss(composition, TERM * 1.0)
     assert left <= found + 1e-6 and found - left < 1e-3 * (start - left)
     torch.testing.assert_close(composition.values.detach().double(), best, atol=0.05, rtol=0)
-    assert done.history[-1]["loss"] == pytest.approx(found, abs=1e-6)
+    assert done.history[-1].loss == pytest.approx(found, abs=1e-6)
     assert done.coefficients is not None and torch.equal(done.coefficients.values, composition.values)
 
 
@@ -219,20 +220,20 @@ def test_the_base_is_tried_first_and_tries_are_counted_honestly(
         parallel=parallel,
         progress=lambda *words: said.append(words),
     )
-    assert len(watched.tries) == evaluations == done.history[-1]["evaluations"]
+    assert len(watched.tries) == evaluations == done.history[-1].evaluations
     assert (0.0, 0.0) in [values for values, _ in watched.tries[:parallel]]
     counts = [min(parallel * (i + 1), evaluations) for i in range(-(-evaluations // parallel))]
     assert said == [("evaluations", count, evaluations) for count in counts]  # the last round is cut
     # the best of all is kept, so it is never worse than the base
     values, loss = min(watched.tries, key=lambda one: one[1])
-    assert done.history[-1]["loss"] == loss <= objective_loss(made(), TERM * 1.0)
+    assert done.history[-1].loss == loss <= objective_loss(made(), TERM * 1.0)
     assert tuple(composition.values.tolist()) == values
 
 
 def test_if_nothing_is_better_than_the_base_it_stays(made: Callable[..., Composition]) -> None:
     composition = made()
     done = evolve(composition, 0.0 * TERM + CoefficientNorm(), evaluations=12)
-    assert not composition.values.any() and done.history[-1]["loss"] == 0
+    assert not composition.values.any() and done.history[-1].loss == 0
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
@@ -285,7 +286,7 @@ def test_a_loss_over_several_batches_is_that_of_all_pictures(
 
 def test_terms_without_labels_can_be_minimised_too(made: Callable[..., Composition]) -> None:
     done = evolve(made(), Entropy(SPLIT.unlabelled()), evaluations=10)
-    assert done.history[-1]["loss"] <= done.history[1]["loss"]
+    assert done.history[-1].loss <= done.history[1].loss
 
 
 # chance
@@ -362,21 +363,21 @@ def test_no_thread_is_left_behind_when_it_ends_early(
 
 
 def test_the_last_look_is_kept_unless_said_otherwise(made: Callable[..., Composition]) -> None:
-    rows: list[dict[str, Any]] = []
-    done = evolve(made(), TERM, evaluations=40, look_done=lambda row: rows.append(dict(row)))
+    rows: list[EpochRow] = []
+    done = evolve(made(), TERM, evaluations=40, look_done=rows.append)
     assert done.kept == len(done.history) - 1 == gradient_free.LOOKS == len(rows) - 1
-    assert [row["evaluations"] for row in done.history] == [0, *range(4, 41, 4)]
-    assert done.history[0]["loss"] is None and all(row["accuracy"] == {} for row in done.history)
-    losses = [row["loss"] for row in done.history[1:]]
+    assert [row.evaluations for row in done.history] == [0, *range(4, 41, 4)]
+    assert done.history[0].loss is None and all(row.accuracy == {} for row in done.history)
+    losses = [row.loss for row in done.history[1:]]
     assert losses == sorted(losses, reverse=True)
-    assert [row["epoch"] for row in rows] == list(range(11)) and all(row["kept"] for row in rows)
-    assert [row["kept"] for row in done.history] == [False] * 10 + [True]
+    assert [row.epoch for row in rows] == list(range(11)) and all(row.kept for row in rows)
+    assert [row.kept for row in done.history] == [False] * 10 + [True]
 
 
 def test_looks_are_as_many_as_tries_if_those_are_few(made: Callable[..., Composition]) -> None:
     for evaluations, parallel, looks in ((3, 1, 3), (3, 2, 2), (25, 1, 10), (8, 3, 3)):
         done = evolve(made(), TERM, evaluations=evaluations, parallel=parallel)
-        assert len(done.history) == 1 + looks and done.history[-1]["evaluations"] == evaluations
+        assert len(done.history) == 1 + looks and done.history[-1].evaluations == evaluations
 
 
 def test_looks_can_be_told_to_tensorboard(made: Callable[..., Composition]) -> None:
@@ -419,10 +420,10 @@ def test_the_best_look_is_kept_the_start_included(
     composition = made()
     val = pictures("val", role="val")
     done = evolve(composition, TERM, evaluations=30, keep=Best(val))
-    looked = [row["accuracy"]["val"] for row in done.history]
+    looked = [row.accuracy["val"] for row in done.history]
     chosen = max(range(len(looked)), key=lambda i: (looked[i], -i))
     assert done.kept == chosen and looked[0] == values[0]
-    assert [row["kept"] for row in done.history] == [i == chosen for i in range(len(looked))]
+    assert [row.kept for row in done.history] == [i == chosen for i in range(len(looked))]
     assert looked[chosen] == max(values) == values[kept]
     # measured once for each that differs from the one before, and never on anything else
     assert {name for name, _ in asked} == {"val"}
@@ -442,8 +443,8 @@ def test_it_ends_once_the_rule_says_so(
     keep = Lowest(pictures("target", role="val"), pictures("control", role="val", seed=8))
     done = evolve(composition, -1.0 * TERM, evaluations=100, keep=keep)
     assert done.kept == 0 and not composition.values.any()
-    assert done.history[-1]["accuracy"]["control"] == 0.2
-    assert len(watched.tries) == done.history[-1]["evaluations"] < 100
+    assert done.history[-1].accuracy["control"] == 0.2
+    assert len(watched.tries) == done.history[-1].evaluations < 100
 
 
 def test_nothing_is_learned_from_or_chosen_by_a_test_split(
@@ -488,7 +489,7 @@ def test_numbers_that_make_no_sense_are_refused(
 def test_what_has_no_fixed_loss_is_refused(
     made: Callable[..., Composition], watched: Watched, refused: Refused
 ) -> None:
-    with refused("OBJECTIVE", 2, "fixed loss", "made"):
+    with refused("OBJECTIVE", 2, "fixed targets", "made"):
         evolve(made(), TERM + FixMatch(SPLIT.unlabelled()), evaluations=2)
     with refused("OBJECTIVE", 2, "CrossEntropy(split)"):
         evolve(made(), CoefficientNorm(), evaluations=2)

@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from aniso.errors import AnisoError, InputError
 from aniso.learn.heads import (
-    HEADS,
     LPP,
     Head,
     LinearProbe,
@@ -35,6 +34,8 @@ from aniso.learn.heads.lpp import step_sizes
 from aniso.models import ClassWeights
 from aniso.weights import SafetensorsFile
 from aniso.weights.files import RawFile
+
+HEADS = ("tip", "lpp", "linear")
 
 Refused = Callable[..., AbstractContextManager[Any]]
 Damage = Callable[[dict[str, Tensor], dict[str, str]], object]
@@ -125,7 +126,7 @@ def test_a_head_keeps_a_copy_of_the_class_weights() -> None:
 
 
 def test_a_kind_that_does_not_exist_is_refused_with_those_that_do(refused: Refused) -> None:
-    with refused("HEAD-FILE", 2, "'tipp'", "tip, lpp, linear"):
+    with refused("USAGE", 2, "'tipp'", "linear, lpp, tip", "--head tip"):
         new_head("tipp", weights())
 
 
@@ -551,7 +552,7 @@ def test_a_single_class_is_nothing_to_tell_apart(kind: str, refused: Refused) ->
 def test_a_label_of_no_class_is_refused(odd: int, refused: Refused) -> None:
     features, labels = shots()
     labels[4] = odd
-    with refused("HEAD-CLASS", 2, f"{odd} is no label of 3 classes", "0 to 2"):
+    with refused("HEAD-CLASS", 2, f"{odd} is not a label of 3 classes", "0 to 2"):
         TipAdapter(weights()).fit(features, labels)
 
 
@@ -569,7 +570,7 @@ def test_features_that_are_not_finite_are_an_error_that_names_the_picture(
     features, labels = shots()
     features[2, 6, 3] = features[1, 8, 0] = value
     name = NAMES[int(labels[6])]
-    with refused("LEARN-NONFINITE", 6, "2 pictures", f"picture 6, '{name}'"):
+    with refused("LEARN-NONFINITE", 6, "2 images", f"image 6, '{name}'"):
         new_head(kind, weights()).fit(features, labels)
 
 
@@ -588,7 +589,7 @@ def test_features_that_are_not_finite_are_an_error_that_names_the_picture(
 def test_what_are_no_features_with_labels_is_refused(
     kind: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], refused: Refused
 ) -> None:
-    with refused("HEAD-FEATURES", 2, "pictures x 8"):
+    with refused("HEAD-FEATURES", 2, "images x 8"):
         new_head(kind, weights()).fit(*change(*shots()))
 
 

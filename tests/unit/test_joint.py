@@ -27,7 +27,7 @@ from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
-SCHEDULE = Schedule(epochs=2, lr=0.2, batch=8, warmup=0)
+SCHEDULE = Schedule(epochs=2, lr=0.2, batch_size=8, warmup_steps=0)
 STEPS = 4  # of SCHEDULE on the target's 16 pictures
 
 
@@ -127,7 +127,7 @@ def test_without_a_head_there_is_one_group_as_before(world: colours.World) -> No
 @pytest.mark.parametrize(("shape", "warmup"), [("cosine", 0), ("constant", 0), ("cosine", 2)])
 def test_the_schedules_shape_holds_for_every_rate(world: colours.World, shape: Any, warmup: int) -> None:
     _, _, trained = joint(world)
-    schedule = replace(SCHEDULE, epochs=10, shape=shape, warmup=warmup)
+    schedule = replace(SCHEDULE, epochs=10, lr_schedule=shape, warmup_steps=warmup)
     loop = Loop(trained, term_of(world) * 1.0, schedule, Last())
     seen: list[list[float]] = []
 
@@ -164,7 +164,9 @@ def loss_by_hand(
 
 @pytest.mark.parametrize("clip", [1e6, 1e-3])
 def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> None:
-    schedule = Schedule(epochs=1, lr=0.02, batch=16, clip=clip, weight_decay=0.3, warmup=0)
+    schedule = Schedule(
+        epochs=1, lr=0.02, batch_size=16, max_grad_norm=clip, weight_decay=0.3, warmup_steps=0
+    )
     composition, head, trained = joint(world, start=0.1)
     start = {name: tensor.double() for name, tensor in trained.copied().items()}
     term = term_of(world)
@@ -175,7 +177,7 @@ def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> N
     grads = [grad.double() for grad in torch.autograd.grad(loss, tensors)]
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads))
     done = fit(trained, term, schedule)
-    assert done.history[1]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert done.history[1].loss == pytest.approx(float(loss.detach()), rel=1e-5)
     rates = {"values": 0.02, "head.keys": 1e-3, "head.alpha": 1e-1, "head.beta": 1e-1}
     for (name, rate), grad in zip(rates.items(), grads, strict=True):
         grad = grad * min(1.0, clip / (norm + 1e-6))
@@ -195,7 +197,7 @@ def test_slices_of_a_step_give_the_gradients_of_the_whole(world: colours.World, 
     found = []
     for size in (None, micro):
         _, _, trained = joint(world, start=0.1)
-        schedule = replace(SCHEDULE, batch=16, micro_batch=size)
+        schedule = replace(SCHEDULE, batch_size=16, micro_batch=size)
         term = term_of(world)
         loop = Loop(trained, term * 1.0, schedule, Last())
         (batches,) = EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
@@ -210,7 +212,7 @@ def test_terms_about_coefficients_do_not_touch_the_head(world: colours.World) ->
     found = []
     for objective in (term_of(world) * 1.0, term_of(world) + 5.0 * CoefficientNorm()):
         _, _, trained = joint(world, start=0.1)
-        schedule, term = replace(SCHEDULE, batch=16), term_of(world)
+        schedule, term = replace(SCHEDULE, batch_size=16), term_of(world)
         (batches,) = EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0)
         Loop(trained, objective, schedule, Last())._gradients(batches)
         found.append({name: tensor.grad for name, tensor in trained.tensors.items()})
@@ -227,7 +229,7 @@ def test_learning_together_lowers_the_loss(world: colours.World) -> None:
     _, head, trained = joint(world)
     before = trained.copied()
     done = fit(trained, term_of(world), replace(SCHEDULE, epochs=4))
-    losses = [row["loss"] for row in done.history[1:]]
+    losses = [row.loss for row in done.history[1:]]
     assert losses[-1] < 0.8 * losses[0]
     for name, tensor in trained.tensors.items():
         assert not torch.equal(tensor, before[name]), name
@@ -246,7 +248,7 @@ def test_an_epoch_is_chosen_by_what_the_head_answers(world: colours.World) -> No
 
     rates = replace(SCHEDULE, epochs=3, lr=0.5)
     done = fit(trained, term_of(world), rates, keep=Best(split), epoch_done=epoch_done)
-    measured = [row["accuracy"]["target val"] for row in done.history]
+    measured = [row.accuracy["target val"] for row in done.history]
     assert measured == [value for _, value in seen]
     assert measured[0] == start
     assert done.kept == max(range(4), key=lambda i: (measured[i], -i))
@@ -264,7 +266,7 @@ def test_the_start_comes_back_whole_if_nothing_is_better(world: colours.World) -
     trained = Trainable.coefficients(good).with_head(head)
     before = trained.copied()
     done = fit(trained, CrossEntropy(swapped), SCHEDULE, keep=Best(task.split("val")))
-    assert done.history[0]["accuracy"]["target val"] > 0.5
+    assert done.history[0].accuracy["target val"] > 0.5
     assert done.kept == 0
     assert same(trained.copied(), before)
 
@@ -276,13 +278,13 @@ def test_a_head_answers_for_other_pictures_among_their_classes(world: colours.Wo
     head = head_of(world, shots)
     composition = world.composition()
     trained = Trainable.coefficients(composition).with_head(head)
-    schedule = Schedule(epochs=1, lr=1e-9, batch=16)
+    schedule = Schedule(epochs=1, lr=1e-9, batch_size=16)
     done = fit(trained, CrossEntropy(split, "eval"), schedule, keep=Best(world.target.split("val")))
     places = [shots.classes.names.index(name) for name in split.classes.names]
     with torch.no_grad():
         logits = head_of(world, shots).logits(features(world.encoder, split)[0])[:, places]
     expected = functional.cross_entropy(logits, torch.tensor(split.labels))
-    assert done.history[1]["loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert done.history[1].loss == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_classes_that_the_head_does_not_know_are_refused(world: colours.World, refused: Refused) -> None:
@@ -311,7 +313,7 @@ def run(
 def whole(world: colours.World) -> tuple[dict[str, Tensor], Any]:
     """What a run comes to that nobody interrupts."""
     found = run(world, None)
-    assert not found[1][0]["kept"]  # else nothing learned would be compared
+    assert not found[1][0].kept  # else nothing learned would be compared
     return found
 
 

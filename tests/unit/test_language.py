@@ -28,12 +28,13 @@ from aniso.experiments.strict_yaml import Document
 from aniso.learn import Best, LanguageLoss, Last, Schedule, Trainable, evaluate_lm, fit, text_dataset
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.loop import Loop
-from aniso.learn._training.validation import Validation, worth
+from aniso.learn._training.validation import Validation, scores
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.language import LanguageScore
-from aniso.learn.objectives import Seen
+from aniso.learn.objectives import TermInputs
 from aniso.learn.selection import BlockwiseGradient, WholeGradient
 from aniso.models import LanguageModel, language_model, load_language_model
+from aniso.records import EpochRow
 from aniso.vectors import Bank, LowRank
 from aniso.weights import save_safetensors
 from runs import At
@@ -61,7 +62,7 @@ TRAIN = [
 VAL = [("a bird", " sang in the old town"), ("the dogs", " ran home")]
 TEST = [("two people", " sat by the river"), ("when it was", " not far"), ("a cat", " walked")]
 TEXT = " ".join(language.WORDS)
-FAST = Schedule(epochs=2, lr=0.05, batch=2, warmup=0)
+FAST = Schedule(epochs=2, lr=0.05, batch_size=2, warmup_steps=0)
 
 
 def lines(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
@@ -162,23 +163,23 @@ def test_guesses_are_those_of_transformers_whatever_is_in_the_same_batch(
     torch.testing.assert_close(found[:, 0], expected[:, 0], rtol=1e-5, atol=1e-5)
     assert torch.equal(found[:, 1:], expected[:, 1:])
     for batch in (1, 2, 16):
-        whole = evaluate_lm(model(kind), split, batch=batch)
-        assert whole.lost == pytest.approx(float(expected[:, 0].sum()), rel=1e-5)
-        assert (whole.tokens, whole.right) == tuple(int(x) for x in expected[:, 1:].sum(0))
+        whole = evaluate_lm(model(kind), split, batch_size=batch)
+        assert whole.total_loss == pytest.approx(float(expected[:, 0].sum()), rel=1e-5)
+        assert (whole.tokens, whole.correct) == tuple(int(x) for x in expected[:, 1:].sum(0))
 
 
 def test_losses_and_perplexities_are_about_tokens() -> None:
-    one = LanguageScore(lost=6.0, tokens=3, right=1)
+    one = LanguageScore(total_loss=6.0, tokens=3, correct=1)
     assert one.loss == 2.0 and one.perplexity == pytest.approx(torch.e**2)
     assert one.likelihood == pytest.approx(1 / one.perplexity)
-    assert LanguageScore(lost=1e9, tokens=1, right=0).perplexity < float("inf")
+    assert LanguageScore(total_loss=1e9, tokens=1, correct=0).perplexity < float("inf")
 
 
 def test_a_model_is_left_in_its_mode_and_progress_is_told(model: Callable[[str], LanguageModel]) -> None:
     split, progress = texts(model("gpt2")), []
     for mode in (True, False):
         model("gpt2").train(mode)
-        evaluate_lm(model("gpt2"), split, batch=2, progress=lambda *words: progress.append(words))
+        evaluate_lm(model("gpt2"), split, batch_size=2, progress=lambda *words: progress.append(words))
         assert model("gpt2").training == model("gpt2")._network.training == mode
     assert progress[:3] == [("made train", 2, 5), ("made train", 4, 5), ("made train", 5, 5)]
 
@@ -278,7 +279,9 @@ def test_text_files_and_lines_of_text_are_the_same_rows(
         for name in ("a.txt", "a.jsonl")
     )
     assert one.manifest == other.manifest and len(one) > 2
-    assert one.label(2) == str(tmp_path / "a.txt") and other.label(2) == f"{tmp_path / 'a.jsonl'} line 1"
+    assert (
+        one.describe(2) == str(tmp_path / "a.txt") and other.describe(2) == f"{tmp_path / 'a.jsonl'} line 1"
+    )
 
 
 def test_lines_may_be_of_both_kinds_and_blank_ones_are_nothing(tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ def test_gradients_of_coefficients_are_those_of_a_naive_sum(home: Path, kind: st
     assert {type(bank["a"][block.name]) for block in bank["a"].blocks} == {LowRank}
     composition, split = Composition(own, bank), texts(own)
     naive.randomise(composition)
-    loss = LanguageLoss(split).loss(Seen((composition(stacked(split)),), (), None))
+    loss = LanguageLoss(split).loss(TermInputs((composition(stacked(split)),), (), None))
     (found,) = torch.autograd.grad(loss, composition.values)
     values = composition.values.detach().double().clone().requires_grad_()
     expected = naive.run(composition, own._network, by_hand, split, values)
@@ -435,8 +438,10 @@ def test_slices_of_a_step_give_the_gradient_of_the_whole(
     made: Callable[..., Composition], model: Callable[[str], LanguageModel], kind: str, micro: int
 ) -> None:
     split = texts(model(kind))
-    whole, losses = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch=5))
-    sliced, parts = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch=5, micro_batch=micro))
+    whole, losses = gradients_in(made(kind), split, Schedule(epochs=1, lr=0.1, batch_size=5))
+    sliced, parts = gradients_in(
+        made(kind), split, Schedule(epochs=1, lr=0.1, batch_size=5, micro_batch=micro)
+    )
     assert naive.close(sliced, whole, 1e-4)
     assert {n: (pytest.approx(v, rel=1e-5), c) for n, (v, c) in losses.items()} == parts
 
@@ -455,7 +460,7 @@ def test_the_same_seed_gives_the_same_and_another_does_not(
 ) -> None:
     found = [run(made("gpt2"), model("gpt2"), seed=seed, workers=w) for seed, w in ((0, 0), (0, 1), (1, 0))]
     assert found[0] == found[1] and found[0][0] != found[2][0]
-    assert found[0][1][-1]["loss"] < found[0][1][1]["loss"]
+    assert found[0][1][-1].loss < found[0][1][1].loss
 
 
 @pytest.mark.parametrize("n", [1, 3, 5, 8])
@@ -490,14 +495,14 @@ def test_the_epoch_with_the_lowest_perplexity_is_kept(
     done = fit(
         composition,
         LanguageLoss(texts(own)),
-        Schedule(epochs=4, lr=0.4, batch=2, warmup=0),
+        Schedule(epochs=4, lr=0.4, batch_size=2, warmup_steps=0),
         keep=Best(val),
         epoch_done=lambda row: seen.append(composition.values.detach().clone()),
     )
-    found = [row["perplexity"]["made val"] for row in done.history]
-    assert all(row["accuracy"] == {} for row in done.history)
+    found = [row.perplexity["made val"] for row in done.history]
+    assert all(row.accuracy == {} for row in done.history)
     assert found[0] == evaluate_lm(own, val).perplexity
-    assert done.kept == found.index(min(found)) and [row["kept"] for row in done.history].count(True) == 1
+    assert done.kept == found.index(min(found)) and [row.kept for row in done.history].count(True) == 1
     assert torch.equal(composition.values, seen[done.kept])
     assert evaluate_lm(composition, val).perplexity == found[done.kept]
 
@@ -507,21 +512,21 @@ def test_the_start_is_kept_if_nothing_is_better(
 ) -> None:
     composition, own = made("gpt2", Partition.whole()), model("gpt2")
     split = texts(own)
-    worse = Schedule(epochs=2, lr=0.2, batch=5, warmup=0)
+    worse = Schedule(epochs=2, lr=0.2, batch_size=5, warmup_steps=0)
     done = fit(composition, -1.0 * LanguageLoss(split), worse, keep=Best(texts(own, TRAIN, "val")))
     assert done.kept == 0 and not composition.values.any()
-    assert done.history[-1]["perplexity"]["made val"] > done.history[0]["perplexity"]["made val"]
+    assert done.history[-1].perplexity["made val"] > done.history[0].perplexity["made val"]
 
 
 def test_of_perplexities_the_lower_is_worth_more(
     made: Callable[..., Composition], model: Callable[[str], LanguageModel]
 ) -> None:
     split = texts(model("gpt2"), VAL, "val")
-    read = Validation(made("gpt2"), Best(split), at_once=1).read()
+    read = Validation(made("gpt2"), Best(split), batch_size=1).measure()
     expected = evaluate_lm(model("gpt2"), split)
     assert read == {"accuracy": {}, "perplexity": {"made val": pytest.approx(expected.perplexity)}}
-    assert worth(read) == {"made val": pytest.approx(expected.likelihood)}
-    assert worth({"accuracy": {"a": 0.5}, "perplexity": {"b": 4.0}}) == {"a": 0.5, "b": 0.25}
+    assert scores(EpochRow.model_validate(read)) == {"made val": pytest.approx(expected.likelihood)}
+    assert scores(EpochRow(accuracy={"a": 0.5}, perplexity={"b": 4.0})) == {"a": 0.5, "b": 0.25}
 
 
 def test_nothing_is_learned_from_or_chosen_by_texts_for_testing(
@@ -539,11 +544,13 @@ def test_trained_weights_are_read_back_as_the_model_that_was_trained(
 ) -> None:
     split = texts(model("gpt2"))
     trained = Trainable.weights(model("gpt2"))
-    fit(trained, LanguageLoss(split), Schedule(epochs=1, lr=1e-2, batch=5, warmup=0))
+    fit(trained, LanguageLoss(split), Schedule(epochs=1, lr=1e-2, batch_size=5, warmup_steps=0))
     weights = tuned_weights(model("gpt2"), trained)
     save_safetensors(tmp_path / "w.safetensors", {name: weights.read(name) for name in weights.tensors})
     again = load_language_model(home / "gpt2", tmp_path / "w.safetensors")
-    assert evaluate_lm(again, split).lost == pytest.approx(evaluate_lm(trained.model, split).lost, rel=1e-6)
+    assert evaluate_lm(again, split).total_loss == pytest.approx(
+        evaluate_lm(trained.model, split).total_loss, rel=1e-6
+    )
 
 
 # choosing
@@ -555,12 +562,12 @@ def test_gradients_to_choose_by_are_those_of_autograd(
 ) -> None:
     split, bank = texts(model(kind)), Bank.load(home / f"{kind}-bank")
     composition = made(kind)
-    LanguageLoss(split).loss(Seen((composition(stacked(split)),), (), None)).backward()
+    LanguageLoss(split).loss(TermInputs((composition(stacked(split)),), (), None)).backward()
     assert composition.values.grad is not None
     labels = list(composition.index.labels())
     for strategy in (BlockwiseGradient, WholeGradient):
         for batch in (2, 64):
-            found = strategy(model(kind), LanguageLoss(split), 1, batch=batch).scores(bank)
+            found = strategy(model(kind), LanguageLoss(split), 1, batch_size=batch).scores(bank)
             own = torch.tensor([found[vector][block] for vector, block, _ in labels])
             assert naive.close(own, composition.values.grad, 1e-4)
     chosen = WholeGradient(model(kind), LanguageLoss(split), 1).choose(bank)
@@ -576,9 +583,9 @@ def test_losses_alone_improve_a_composition(
     composition, split = made("llama", Partition.whole()), texts(model("llama"))
     start = objective_loss(composition, LanguageLoss(split) * 1.0)
     done = evolve(composition, LanguageLoss(split), evaluations=24, keep=Best(texts(model("llama"), VAL)))
-    losses = [row["loss"] for row in done.history[1:]]
+    losses = [row.loss for row in done.history[1:]]
     assert losses == sorted(losses, reverse=True) and losses[-1] < start
-    found = [row["perplexity"]["made train"] for row in done.history]
+    found = [row.perplexity["made train"] for row in done.history]
     assert found[done.kept] == min(found)
 
 
@@ -612,12 +619,12 @@ def test_a_run_says_how_well_texts_are_guessed_before_and_after(
     test = text_dataset(own, read_examples(home / "test.jsonl"), name, "test", length=60)
     base = evaluate_lm(own, test)
     assert metrics["base_perplexity"] == {name: pytest.approx(base.perplexity, rel=1e-5)}
-    assert metrics["zero_shot"] == {name: pytest.approx(base.right / base.tokens)}
+    assert metrics["zero_shot"] == {name: pytest.approx(base.correct / base.tokens)}
     coefficients = Coefficients.load(out / "coefficients.safetensors")
     after = evaluate_lm(Composition.of(own, Bank.load(home / f"{kind}-bank"), coefficients), test)
     assert metrics["perplexity"] == {name: pytest.approx(after.perplexity, rel=1e-5)}
     assert (metrics["accuracy"][name]["correct"], metrics["accuracy"][name]["total"]) == (
-        after.right,
+        after.correct,
         after.tokens,
     )
     found = [row["perplexity"]["val.jsonl val"] for row in metrics["history"]]

@@ -31,7 +31,7 @@ def task(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(encoder, task, tmp_path_factory):
     one = adapter(encoder, 4, seed=3)
-    fit(one.trained, CrossEntropy(task.train), Schedule(epochs=3, lr=1e-2, batch=8))
+    fit(one.trained, CrossEntropy(task.train), Schedule(epochs=3, lr=1e-2, batch_size=8))
     place = tmp_path_factory.mktemp("lora") / "adapter"
     one.save(place)
     return one, place

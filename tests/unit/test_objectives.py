@@ -14,7 +14,7 @@ import tiny
 from aniso.compose import CoefficientIndex, Partition
 from aniso.data import load_task
 from aniso.learn import CoefficientNorm, CrossEntropy, Objective
-from aniso.learn.objectives import Seen
+from aniso.learn.objectives import TermInputs
 from aniso.vectors import Bank
 
 
@@ -105,19 +105,19 @@ def test_identity_changes_with_pictures_prompts_and_views(target, tmp_path):
 @pytest.mark.parametrize("junk", [1, 0.0, None, "target", [], 3.5])
 def test_what_is_no_term_cannot_be_added(terms, junk, refused):
     for attempt in (lambda: terms[0] + junk, lambda: junk + terms[0], lambda: terms[0] - junk):
-        with refused("OBJECTIVE", 2, "is no term", "CrossEntropy"):
+        with refused("OBJECTIVE", 2, "is not a term", "CrossEntropy"):
             attempt()
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, "2", None, True, torch.tensor(2.0)])
 def test_what_is_no_finite_number_cannot_weigh(terms, junk, refused):
     for attempt in (lambda: terms[0] * junk, lambda: junk * (terms[0] + terms[1])):
-        with refused("OBJECTIVE", 2, "cannot weigh"):
+        with refused("OBJECTIVE", 2, "cannot be the weight"):
             attempt()
 
 
 def test_terms_cannot_be_multiplied(terms, refused):
-    with refused("OBJECTIVE", 2, "cannot weigh"):
+    with refused("OBJECTIVE", 2, "cannot be the weight"):
         terms[0] * terms[1]
 
 
@@ -130,7 +130,7 @@ def test_cross_entropy_is_the_mean_of_minus_log_p(terms):
     expected = 0.0
     for row, label in zip(logits.tolist(), labels, strict=True):
         expected -= math.log(math.exp(row[label]) / sum(map(math.exp, row))) / 3
-    seen = Seen((logits,), (logits,), torch.tensor(labels))
+    seen = TermInputs((logits,), (logits,), torch.tensor(labels))
     assert float(terms[0].loss(seen)) == pytest.approx(expected, rel=1e-6)
 
 

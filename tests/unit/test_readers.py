@@ -503,10 +503,10 @@ def test_pictures_are_read_here_and_in_another_process(layout):
     for part in read(*layout).parts.values():
         copy = pickle.loads(pickle.dumps(part.images))
         for i in range(len(part.images)):
-            assert part.images.picture(i).mode == "RGB"
+            assert part.images.image(i).mode == "RGB"
             assert copy.content(i) == part.images.content(i)
             assert copy.ids[i] == part.images.ids[i]
-            assert part.images.label(i)
+            assert part.images.describe(i)
 
 
 # folders
@@ -556,8 +556,8 @@ def test_what_lies_beside_the_parts_is_noted(tmp_path):
     text(tmp_path / "train/cat/list.txt", "")
     notes = read("folder", tmp_path, {}).notes
     assert notes == (
-        "ignored, for it is no picture: README, extra, train/cat/list.txt",
-        "ignored, for it is in no class's folder: train/loose.jpg",
+        "ignored files that are no images: README, extra, train/cat/list.txt",
+        "ignored images outside of class folders: train/loose.jpg",
     )
 
 
@@ -598,7 +598,7 @@ def test_parquet(tmp_path):
     assert reading.prompts == ("a {}.",)
     train = reading.parts["train"].images
     assert [train.content(i) for i in (3, 0, 2, 1)] == [encoded(n) for n in (4, 1, 3, 2)]
-    assert train.label(2) == f"{tmp_path}/train-00000-of-00002.parquet row 2"
+    assert train.describe(2) == f"{tmp_path}/train-00000-of-00002.parquet row 2"
     assert recognise(tmp_path) == "parquet"
 
 
@@ -665,7 +665,7 @@ def test_parts_are_left_out_only_when_the_card_says_so(tmp_path):
     assert list(read("parquet", tmp_path, {}).parts) == ["train", "dev", "pool"]
     reading = read("parquet", tmp_path, {"parts": {"train": "train", "val": "dev"}})
     assert list(reading.parts) == ["train", "val"]
-    assert reading.notes == ("parts left out because the card does not ask for them: pool",)
+    assert reading.notes == ("parts that the card does not select: pool",)
 
 
 @pytest.mark.parametrize(
@@ -735,7 +735,7 @@ def test_mini(name, mini_data):
     }
     assert reading.parts["test"].classes == tuple(card["classes"])
     assert reading.prompts == tuple(card["prompts"])
-    assert reading.parts["test"].images.picture(5).mode == "RGB"
+    assert reading.parts["test"].images.image(5).mode == "RGB"
 
 
 # csv
@@ -761,9 +761,9 @@ def test_a_csv_for_each_part(tmp_path):
         "test": [("test/2.png", "a")],
     }
     assert reading.notes == (
-        "tables that are no part were ignored: sizes.csv",
-        "columns of test.csv that were not used: size",
-        "columns of train.csv that were not used: size",
+        "ignored tables whose names are no split: sizes.csv",
+        "columns of test.csv not used: size",
+        "columns of train.csv not used: size",
     )
 
 
@@ -789,7 +789,7 @@ def test_columns_by_settings(tmp_path):
     text(tmp_path / "t.csv", "path,where,label,Kind,fold\nno,1.png,no,x,testing\n")
     reading = read("csv", tmp_path, {"path": "where", "label": "Kind", "split": "fold"})
     assert shown(reading) == {"test": [("1.png", "x")]}
-    assert reading.notes == ("columns of t.csv that were not used: path, label",)
+    assert reading.notes == ("columns of t.csv not used: path, label",)
 
 
 def test_a_line_that_repeats_another_is_noted(tmp_path):
@@ -797,7 +797,7 @@ def test_a_line_that_repeats_another_is_noted(tmp_path):
     text(tmp_path / "t.csv", "path,label\n1.png,x\n./1.png,x\n")
     reading = read("csv", tmp_path, {})
     assert shown(reading) == {"all": [("1.png", "x")]}
-    assert reading.notes == ("all: 1 lines ignored, for they repeat another",)
+    assert reading.notes == ("all: 1 repeated lines ignored",)
 
 
 def test_links_inside_are_followed(tmp_path):
@@ -848,9 +848,9 @@ def test_what_is_ignored_in_an_archive_is_said(tmp_path):
     reading = read("webdataset", tmp_path, {})
     assert shown(reading) == {"all": [("all.tar/1.png", "cat")]}
     assert reading.notes == (
-        "ignored, for it is hidden: all.tar/._1.png, all.tar/__MACOSX/1.png",
-        "ignored unread, for it could run code: all.tar/1.pkl",
-        "ignored, for it is neither picture nor label: all.tar/1.seg.png, all.tar/meta.json",
+        "ignored hidden members: all.tar/._1.png, all.tar/__MACOSX/1.png",
+        "ignored unread, because they could run code: all.tar/1.pkl",
+        "ignored members that are neither image nor label: all.tar/1.seg.png, all.tar/meta.json",
     )
 
 
@@ -895,9 +895,7 @@ def test_torchvision_sees_the_same(layout):
             (image.convert("RGB").tobytes(), names[label] if names else str(label))
             for image, label in (theirs[i] for i in range(len(theirs)))
         )
-        ours = [
-            (found.images.picture(i).tobytes(), found.classes[code]) for i, code in enumerate(found.codes)
-        ]
+        ours = [(found.images.image(i).tobytes(), found.classes[code]) for i, code in enumerate(found.codes)]
         assert sorted(ours) == expected
         assert not any(value is theirs for value in vars(found.images).values())
 
@@ -958,7 +956,7 @@ def test_coop(tmp_path):
         "test": [("pics/2.jpg", "ant")],
     }
     assert reading.parts["train"].classes == ("zebra", "ant")  # as they are numbered
-    assert reading.notes == ("parts left out because the card does not ask for them: val",)
+    assert reading.notes == ("parts that the card does not select: val",)
 
 
 def test_cub(tmp_path):
@@ -987,14 +985,14 @@ def test_voc(tmp_path):
         "train": [("000012#0", "car"), ("000012#2", "dog")],
         "test": [("000017#0", "dog")],
     }
-    assert reading.notes == ("left out, for they are marked difficult: 1 objects",)
+    assert reading.notes == ("left out 1 objects marked difficult",)
     every = read("voc", tmp_path, {**voc(tmp_path, None), "difficult": True})
     assert shown(every)["train"] == [("000012#0", "car"), ("000012#1", "dog"), ("000012#2", "dog")]
     assert every.notes == ()
     whole = Image.open(tmp_path / "VOCdevkit/VOC2007/JPEGImages/000012.jpg")
     train = reading.parts["train"].images
-    assert train.picture(0).tobytes() == whole.crop((0, 0, 2, 3)).tobytes()
-    assert train.picture(1).tobytes() == whole.crop((1, 1, 4, 4)).tobytes()
+    assert train.image(0).tobytes() == whole.crop((0, 0, 2, 3)).tobytes()
+    assert train.image(1).tobytes() == whole.crop((1, 1, 4, 4)).tobytes()
 
 
 def test_only_what_can_be_recognised_is(tmp_path):

@@ -39,11 +39,11 @@ from aniso.learn.selection import (
     Pursuit,
     Random,
     Scores,
-    Strategy,
+    SelectionRule,
     WholeGradient,
     mean_feature,
 )
-from aniso.learn.selection.strategy import cell_bytes
+from aniso.learn.selection.selection_rule import cell_bytes
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank, BlockSource, Dense, LowRank, Packed, Provenance, TaskVector
@@ -342,8 +342,8 @@ def test_a_parameter_of_the_network_itself_has_a_gradient_and_is_composed() -> N
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_several_batches_give_the_same_as_one(encoder: Encoder, bank: Bank, batch: int) -> None:
-    found = BlockwiseGradient(encoder, LOSS, 1, batch=batch).scores(bank)
-    assert same(found, BlockwiseGradient(encoder, LOSS, 1, batch=len(SPLIT)).scores(bank), 1e-12)
+    found = BlockwiseGradient(encoder, LOSS, 1, batch_size=batch).scores(bank)
+    assert same(found, BlockwiseGradient(encoder, LOSS, 1, batch_size=len(SPLIT)).scores(bank), 1e-12)
 
 
 def test_terms_are_summed_with_their_signs_and_values_play_no_part(encoder: Encoder, bank: Bank) -> None:
@@ -437,7 +437,7 @@ def test_one_pass_over_the_pictures_and_one_cell_in_memory_serve_any_number_of_v
 
     monkeypatch.setattr(Tensor, "backward", lambda self, *args: back.append(1) or backward(self, *args))
     monkeypatch.setattr(TaskVector, "__getitem__", counted)
-    strategy = BlockwiseGradient(encoder_of(network, run), LOSS, 2, batch=3)
+    strategy = BlockwiseGradient(encoder_of(network, run), LOSS, 2, batch_size=3)
     strategy.choose(bank)
     assert passes == [3, 3, 1] and len(back) == 3
     assert sorted(read) == sorted(cells_of(bank))
@@ -482,7 +482,7 @@ def test_whole_vectors_are_those_with_the_largest_sum_of_sizes(encoder: Encoder,
         choice = WholeGradient(encoder, LOSS, budget).choose(bank)
         assert choice.bank.names == tuple(n for n in bank if n in order[:budget])
         assert cells_of(choice.bank) == {c for c in cells_of(bank) if c[0] in order[:budget]}
-        assert (choice.strategy, choice.notes) == ("gradient", ())
+        assert (choice.rule, choice.notes) == ("gradient", ())
         assert same(choice.scores, expected)
 
 
@@ -700,7 +700,7 @@ def test_a_number_in_words_is_the_number() -> None:
     assert (str(Budget.of(5)), str(Budget.of("200kB"))) == ("5", "200 kB")
 
 
-def strategies(encoder: Encoder, budget: Any) -> list[Strategy]:
+def strategies(encoder: Encoder, budget: Any) -> list[SelectionRule]:
     own = mean_feature(encoder, SPLIT)
     g = torch.Generator().manual_seed(2)
     sources = {n: own + torch.randn(WIDTH, generator=g) for n in (*NAMES, "odd")}
@@ -792,7 +792,7 @@ def test_a_budget_too_small_for_anything_is_refused_with_what_would_do(
 ) -> None:
     for strategy in strategies(encoder, "3B"):
         more = ("whole vector",) if strategy.whole else ()
-        with refused("USAGE", 3, "nothing fits into 3 B", "at least 4 B", "--budget", *more):
+        with refused("USAGE", 3, "no vector fits into a budget of 3 B", "at least 4 B", "--budget", *more):
             strategy.choose(bank)
 
 
@@ -816,7 +816,7 @@ def test_of_equals_the_first_in_the_bank_is_kept(encoder: Encoder, bank: Bank) -
 
 def test_progress_is_told(encoder: Encoder, bank: Bank) -> None:
     said: list[tuple[str, int, int]] = []
-    Pursuit(encoder, LOSS, 1, batch=4, progress=lambda *one: said.append(one)).choose(bank)
+    Pursuit(encoder, LOSS, 1, batch_size=4, progress=lambda *one: said.append(one)).choose(bank)
     gradients = [("gradient on made", 4, 7), ("gradient on made", 7, 7)]
     vectors = [("gradients of vectors", i, 5) for i in range(1, 6)]
     assert said == [*gradients, *vectors, *(("inner products of vectors", i, 8) for i in range(1, 9))]
@@ -826,7 +826,7 @@ def test_what_learns_from_its_own_answers_has_no_gradient_to_choose_by(
     encoder: Encoder, bank: Bank, refused: Refused
 ) -> None:
     for kind in (WholeGradient, BlockwiseGradient, Pursuit):
-        with refused("OBJECTIVE", 2, "its own answers", "at random or by features"):
+        with refused("OBJECTIVE", 2, "its own predictions", "at random or by features"):
             kind(encoder, LOSS + FixMatch(SPLIT.unlabelled()), 2).choose(bank)
     assert not encoder.training
 
@@ -990,5 +990,5 @@ def test_a_settings_words_become_a_strategy(encoder: Encoder, bank: Bank) -> Non
     nothing: Any = SimpleNamespace(selection=None, seed=1)
     assert strategy_of(nothing, objective, encoder) is None
     setting = SimpleNamespace(selection=("gradient", Budget(2)), seed=1)
-    with pytest.raises(UsageError, match="nothing to choose vectors by"):
+    with pytest.raises(UsageError, match="needs a task to select vectors for"):
         strategy_of(setting, None, encoder)

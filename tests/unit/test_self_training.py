@@ -43,8 +43,8 @@ from aniso.learn._training.loop import Loop
 from aniso.learn.features import features
 from aniso.learn.finetune import tuned_weights
 from aniso.learn.lora import adapter
-from aniso.learn.objectives import DataTerm, Seen
-from aniso.learn.predictions import Said, said
+from aniso.learn.objectives import DataTerm, TermInputs
+from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
@@ -53,8 +53,8 @@ from runs import At
 Refused = Callable[..., AbstractContextManager[Any]]
 
 SMALL = settings(deadline=None, max_examples=60, database=None, derandomize=True)
-SCHEDULE = Schedule(epochs=2, lr=0.1, batch=8, warmup=0)
-DESCENT = replace(SCHEDULE, lr=0.5, weight_decay=0.0, clip=0.5, optimiser="sgd")
+SCHEDULE = Schedule(epochs=2, lr=0.1, batch_size=8, warmup_steps=0)
+DESCENT = replace(SCHEDULE, lr=0.5, weight_decay=0.0, max_grad_norm=0.5, optimiser="sgd")
 NOTHING: tuple[Any, Any] = (lambda *_: None, lambda: None)
 SEEING = tiny.seeing(8)
 TERMS: dict[str, Callable[[Unlabelled], DataTerm]] = {
@@ -112,11 +112,11 @@ def test_what_is_trusted_is_chosen_anew_in_every_epoch_by_the_model_as_it_is_the
     values, found = [], []
     for row in loop.run(*NOTHING):
         values.append(composition.values.detach().clone())
-        if row["epoch"]:
+        if row.epoch:
             found.append(loop.state().tensors["trusted.0"].clone())
-            assert row["trusted"] == int((found[-1] >= 0).sum()) > 0
+            assert row.trusted == int((found[-1] >= 0).sum()) > 0
         else:
-            assert "trusted" not in row  # nothing was learned from yet
+            assert row.trusted is None  # nothing was learned from yet
     for marks, before in zip(found, values, strict=False):
         expected = term.trust(logits_of(world, started(world, before), pictures))
         assert marks.tolist() == expected.tolist()
@@ -137,7 +137,7 @@ def test_answers_are_looked_at_once_an_epoch_without_gradients(
     fit(world.composition(), FixMatch(pictures), SCHEDULE, progress=lambda what, *_: said_so.append(what))
     steps = [(8, False, False), (8, True, False)] * 3  # the view that is only looked at, and the strong one
     assert calls == 2 * [(15, False, False), *steps]
-    answers = [i for i, what in enumerate(said_so) if what == "answers on control train"]
+    answers = [i for i, what in enumerate(said_so) if what == "predictions on control train"]
     assert answers == [0, 4]
 
 
@@ -150,11 +150,11 @@ def test_the_loop_sees_trusted_classes_and_how_much_of_the_run_is_over(
     fit(composition, FixMatch(pictures), SCHEDULE)
     assert [one.progress for one in seen] == pytest.approx([n / 6 for n in range(6)])
     for one in seen:
-        assert one.labels is None and one.trusted is not None
-        assert len(one.trusted) == len(one.logits[0]) == len(one.logits[1]) == 8
-        assert bool((one.trusted[-2:] >= 0).all())  # a quarter, at the end
+        assert one.labels is None and "trusted" in one.marks
+        assert len(one.marks["trusted"]) == len(one.logits[0]) == len(one.logits[1]) == 8
+        assert bool((one.marks["trusted"][-2:] >= 0).all())  # a quarter, at the end
         assert not one.logits[0].requires_grad and one.logits[1].requires_grad
-    assert any(bool((one.trusted[:-2] < 0).any()) for one in seen)
+    assert any(bool((one.marks["trusted"][:-2] < 0).any()) for one in seen)
 
 
 # batches
@@ -180,9 +180,9 @@ def grey(count: int) -> Unlabelled:
 def indices(
     count: int, batch: int, trusted: Sequence[int] | None, *, epoch: int = 0, seed: int = 0, **more: Any
 ) -> list[tuple[int, ...]]:
-    schedule = Schedule(epochs=2, lr=1.0, batch=batch, **more)
+    schedule = Schedule(epochs=2, lr=1.0, batch_size=batch, **more)
     made = EpochSampler([(grey(count), (Blank(),))], schedule, seed, [0.25])
-    found = [one.indices for (one,) in made.epoch(epoch, trusted=[trusted])]
+    found = [one.indices for (one,) in made.epoch(epoch, reserved_items=[trusted])]
     assert len(found) == made.steps
     return found
 
@@ -261,11 +261,11 @@ def test_batches_too_small_for_a_quarter_have_nothing_trusted() -> None:
 
 
 def test_an_epoch_that_goes_on_has_the_same_batches() -> None:
-    schedule = Schedule(epochs=1, lr=1.0, batch=8)
+    schedule = Schedule(epochs=1, lr=1.0, batch_size=8)
     made = EpochSampler([(grey(30), (Blank(),))], schedule, 0, [0.25])
-    whole = [one.indices for (one,) in made.epoch(0, trusted=[range(5)])]
+    whole = [one.indices for (one,) in made.epoch(0, reserved_items=[range(5)])]
     for start in range(len(whole) + 1):
-        rest = [one.indices for (one,) in made.epoch(0, start=start, trusted=[range(5)])]
+        rest = [one.indices for (one,) in made.epoch(0, start=start, reserved_items=[range(5)])]
         assert rest == whole[start:]
 
 
@@ -276,8 +276,8 @@ def strong_views(
     split: Unlabelled, *, seed: int = 0, epoch: int = 0, trusted: Sequence[int] = (2, 9)
 ) -> list[Batch]:
     term = FixMatch(split)
-    made = EpochSampler([(split, term.views(SEEING))], SCHEDULE, seed, [term.trusted_share])
-    return [batch for (batch,) in made.epoch(epoch, trusted=[trusted])]
+    made = EpochSampler([(split, term.views(SEEING))], SCHEDULE, seed, [term.reserved_share])
+    return [batch for (batch,) in made.epoch(epoch, reserved_items=[trusted])]
 
 
 def by_visit(batches: Sequence[Batch], view: int) -> dict[tuple[int, int], Tensor]:
@@ -327,15 +327,15 @@ WAYS: dict[str, Any] = {
     "fixmatch": (FixMatch, SCHEDULE, {}, 8, (1, 2, 4, 5, 7)),
     "sar": (
         lambda split: SAR(split, 0.5, 0.05, scaled(0.51, split)),
-        replace(DESCENT, batch=5),
+        replace(DESCENT, batch_size=5),
         {},
         6,
         (1, 2, 4),
     ),
-    "online": (FixMatch, replace(SCHEDULE, batch=4), {"online": True}, 4, (1, 3, 4)),
+    "online": (FixMatch, replace(SCHEDULE, batch_size=4), {"online": True}, 4, (1, 3, 4)),
     "online sar": (
         lambda split: SAR(split, 1.1, 0.05, scaled(0.3, split)),
-        replace(DESCENT, batch=4),
+        replace(DESCENT, batch_size=4),
         {"online": True},
         4,
         (2,),
@@ -361,7 +361,7 @@ def run(
     term, schedule, how, *_ = WAYS[way]
     model = composition or started(world, uncertain(world))
     done = fit(model, term(pictures), schedule, directory=directory, **how, **more)
-    answers = None if done.answers is None else done.answers.tolist()
+    answers = None if done.predictions is None else done.predictions.tolist()
     return bits(model.values), done.history, answers, done.notes
 
 
@@ -375,7 +375,7 @@ def whole(
         progress = At(0)
         out[way] = run(world, pictures, way, tmp_path_factory.mktemp("runs") / "run", progress=progress)
         assert progress.calls == calls
-    assert out["sar"][1][-1]["forgotten"] == 2
+    assert out["sar"][1][-1].forgotten == 2
     return out
 
 
@@ -440,8 +440,8 @@ def online_by_hand(
         assert bool((answers[list(batch.indices)] == -1).all())
         answers[list(batch.indices)] = logits[0].argmax(-1)
         optimiser.zero_grad()
-        term.loss(Seen(seen, logits, None, progress=n / made.steps)).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_([composition.values], schedule.clip)
+        term.loss(TermInputs(seen, logits, None, progress=n / made.steps)).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_([composition.values], schedule.max_grad_norm)
         optimiser.param_groups[0]["lr"] = schedule.rate(n, made.steps)
         optimiser.step()
     return answers, composition.values.detach()
@@ -451,12 +451,12 @@ def online_by_hand(
 def test_online_every_batch_is_answered_before_anything_is_learned_from_it(
     world: colours.World, pictures: Unlabelled, start: Tensor, term: Callable[[Unlabelled], DataTerm]
 ) -> None:
-    schedule = Schedule(epochs=1, lr=2.0, batch=2, warmup=0)
+    schedule = Schedule(epochs=1, lr=2.0, batch_size=2, warmup_steps=0)
     answers, values = online_by_hand(world, start, term(pictures), schedule)
     composition = started(world, start)
     done = fit(composition, term(pictures), schedule, online=True)
-    assert done.answers is not None
-    assert done.answers.tolist() == answers.tolist()
+    assert done.predictions is not None
+    assert done.predictions.tolist() == answers.tolist()
     torch.testing.assert_close(composition.values.detach(), values, rtol=1e-2, atol=1e-4)
     before = logits_of(world, started(world, start), pictures).argmax(-1)
     after = logits_of(world, composition, pictures).argmax(-1)
@@ -467,19 +467,21 @@ def test_online_the_first_batch_is_answered_by_the_model_as_it_was_given(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     for name, term in TERMS.items():
-        done = fit(started(world, start), term(pictures), replace(DESCENT, batch=15, lr=50.0), online=True)
-        assert done.answers is not None
+        done = fit(
+            started(world, start), term(pictures), replace(DESCENT, batch_size=15, lr=50.0), online=True
+        )
+        assert done.predictions is not None
         before = logits_of(world, started(world, start), pictures).argmax(-1)
-        assert done.answers.tolist() == before.tolist(), name
+        assert done.predictions.tolist() == before.tolist(), name
 
 
 def test_online_answers_are_not_those_of_the_worst_point_nearby(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     term = SAR(pictures, margin=1.1, radius=20.0, floor=0.0)
-    done = fit(started(world, start), term, replace(DESCENT, batch=15), online=True)
-    assert done.answers is not None
-    assert done.answers.tolist() == logits_of(world, started(world, start), pictures).argmax(-1).tolist()
+    done = fit(started(world, start), term, replace(DESCENT, batch_size=15), online=True)
+    assert done.predictions is not None
+    assert done.predictions.tolist() == logits_of(world, started(world, start), pictures).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", TERMS)
@@ -491,21 +493,21 @@ def test_online_every_picture_is_answered_and_learned_from_once_and_none_is_trus
     monkeypatch.setattr(
         Loop, "_take_step", lambda self, batches: steps.append(batches[0].indices) or take(self, batches)
     )
-    schedule = replace(SCHEDULE, epochs=5, least_batches=9)
+    schedule = replace(SCHEDULE, epochs=5, min_steps_per_epoch=9)
     done = fit(world.composition(), TERMS[name](pictures), schedule, online=True)
     assert [len(places) for places in steps] == [8, 7]
     assert sorted(i for places in steps for i in places) == list(range(15))
-    assert done.answers is not None and set(done.answers.tolist()) <= {0, 1, 2}
-    assert len(done.history) == 2 and "trusted" not in done.history[1]
+    assert done.predictions is not None and set(done.predictions.tolist()) <= {0, 1, 2}
+    assert len(done.history) == 2 and done.history[1].trusted is None
 
 
 def test_runs_that_are_not_online_have_no_answers(world: colours.World, pictures: Unlabelled) -> None:
-    assert fit(world.composition(), Entropy(pictures), replace(SCHEDULE, epochs=1)).answers is None
+    assert fit(world.composition(), Entropy(pictures), replace(SCHEDULE, epochs=1)).predictions is None
 
 
 def test_online_there_is_one_stream(world: colours.World, pictures: Unlabelled, refused: Refused) -> None:
     other = world.target.split("train").unlabelled()
-    with refused("OBJECTIVE", 2, "one stream"):
+    with refused("OBJECTIVE", 2, "exactly one split"):
         fit(world.composition(), Entropy(pictures) + Entropy(other), SCHEDULE, online=True)
 
 
@@ -578,7 +580,7 @@ def test_slices_of_a_step_give_what_the_whole_gives(
         composition = started(world, values)
         schedule = replace(DESCENT, epochs=1, micro_batch=size)
         done = fit(composition, chosen[name](pictures), schedule)
-        found.append((composition.values.detach(), done.history[1]["loss"]))
+        found.append((composition.values.detach(), done.history[1].loss))
     assert found[0][1] > 0 and not torch.equal(found[0][0], values)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-4)
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-5)
@@ -611,13 +613,13 @@ def test_a_term_that_trusts_pictures_goes_together_with_others(
     )
     labelled = CrossEntropy(world.target.split("train"))
     objective = FixMatch(pictures) + 0.5 * labelled + 0.1 * CoefficientNorm()
-    done = fit(started(world, start), objective, replace(SCHEDULE, epochs=1, batch=16))
+    done = fit(started(world, start), objective, replace(SCHEDULE, epochs=1, batch_size=16))
     assert sizes == [[8, 8]] * 3
     row = done.history[1]
-    terms = row["terms"]
+    terms = row.terms
     assert set(terms) == {"control train, FixMatch", "target train", "coefficients' 1-norm"}
     expected = terms["control train, FixMatch"] + 0.5 * terms["target train"]
-    assert row["loss"] == pytest.approx(expected + 0.1 * terms["coefficients' 1-norm"])
+    assert row.loss == pytest.approx(expected + 0.1 * terms["coefficients' 1-norm"])
 
 
 def test_the_same_loss_on_the_same_pictures_twice_is_refused(
@@ -659,14 +661,14 @@ def test_every_loss_learns_with_random_parts_and_low_rank_vectors(
     done = fit(composition, TERMS[name](pictures), replace(SCHEDULE, epochs=1, lr=0.02))
     assert bool(composition.values.any()) and bool(torch.isfinite(composition.values).all())
     assert done.coefficients is not None and len(done.coefficients) == composition.index.count
-    assert math.isfinite(done.history[1]["loss"])
+    assert math.isfinite(done.history[1].loss)
 
 
 def test_entropy_falls_where_it_is_minimised(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     done = fit(started(world, start), Entropy(pictures), replace(SCHEDULE, epochs=3, lr=0.02))
-    losses = [row["loss"] for row in done.history[1:]]
+    losses = [row.loss for row in done.history[1:]]
     assert losses[2] < losses[1] < losses[0]
 
 
@@ -769,21 +771,21 @@ def test_answers_are_those_of_the_model_with_their_probabilities(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
     composition = started(world, start)
-    found = said(composition, pictures)
+    found = predict_unlabelled(composition, pictures)
     p = logits_of(world, composition, pictures).softmax(-1)
-    assert found.answers.tolist() == p.argmax(-1).tolist()
-    torch.testing.assert_close(found.sure, p.max(-1).values)
+    assert found.labels.tolist() == p.argmax(-1).tolist()
+    torch.testing.assert_close(found.confidence, p.max(-1).values)
     assert sum(found.counts.values()) == 15 and list(found.counts) == list(pictures.classes.names)
 
 
-def made(*answers: int, sure: float = 0.5, classes: int = 4) -> Said:
+def made(*answers: int, sure: float = 0.5, classes: int = 4) -> Predictions:
     names = ClassList(tuple("abcdefgh"[:classes]))
-    return Said(torch.tensor(answers), torch.full((len(answers),), sure), names)
+    return Predictions(torch.tensor(answers), torch.full((len(answers),), sure), names)
 
 
 def test_two_sets_of_answers_are_compared_in_plain_numbers() -> None:
     before, after = made(0, 1, 2, 0, sure=0.25), made(0, 2, 2, 2, sure=0.75)
-    assert after.since(before) == {
+    assert after.compared_with(before) == {
         "agreement": 0.5,
         "confidence": [0.25, 0.75],
         "counts": {"a": 1, "b": 0, "c": 3, "d": 0},

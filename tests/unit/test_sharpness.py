@@ -21,14 +21,17 @@ from aniso.errors import ResourceError
 from aniso.learn import SAR, Contrastive, Entropy, Last, Schedule, Trainable, fit
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.loop import Loop
-from aniso.learn._training.sharpness import Sharpness
 from aniso.learn.fit import _doubts
-from aniso.learn.objectives import Seen
+from aniso.learn.objectives import Losses, RunContext, TermInputs
+from aniso.learn.objectives.sar import Perturbation, SharpnessAware
+from aniso.records import EpochRow
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
 SMALL = settings(deadline=None, max_examples=80, database=None, derandomize=True)
-DESCENT = Schedule(epochs=2, lr=0.5, batch=5, weight_decay=0.0, warmup=0, clip=0.5, optimiser="sgd")
+DESCENT = Schedule(
+    epochs=2, lr=0.5, batch_size=5, weight_decay=0.0, warmup_steps=0, max_grad_norm=0.5, optimiser="sgd"
+)
 NOTHING: tuple[Any, Any] = (lambda *_: None, lambda: None)
 
 
@@ -58,7 +61,7 @@ def bits(values: Tensor) -> bytes:
 def test_the_worst_point_lies_along_the_gradient_of_all_tensors_together(dtype: torch.dtype) -> None:
     own = tensors([1.0, 2.0], [-3.0], dtype=dtype)
     own[0].grad, own[1].grad = torch.tensor([2.0, 3.0], dtype=dtype), torch.tensor([-6.0], dtype=dtype)
-    Sharpness(own, 0.7, 0.2).climb()  # the gradient's norm is 7
+    Perturbation(own, 0.7).climb()  # the gradient's norm is 7
     torch.testing.assert_close(own[0].detach(), torch.tensor([1.2, 2.3], dtype=dtype))
     torch.testing.assert_close(own[1].detach(), torch.tensor([-3.6], dtype=dtype))
 
@@ -73,11 +76,11 @@ def test_the_way_back_ends_at_the_very_bits(values: list[float], radius: float, 
     own = tensors([*values, -0.0, 1e-42, 0.1])
     own[0].grad = torch.randn(len(values) + 3, generator=torch.Generator().manual_seed(seed))
     before = bits(own[0])
-    sharpness = Sharpness(own, radius, 0.2)
+    sharpness = Perturbation(own, radius)
     sharpness.climb()
     moved = own[0].detach()[-1]
     assert bool(moved != torch.tensor(0.1)) or radius < 1e-6
-    sharpness.back()
+    sharpness.undo()
     assert bits(own[0]) == before
 
 
@@ -85,17 +88,17 @@ def test_the_way_back_ends_at_the_very_bits(values: list[float], radius: float, 
 def test_where_there_is_no_gradient_nothing_moves(gradient: Tensor | None) -> None:
     own = tensors([0.1, -0.2])
     own[0].grad = gradient
-    sharpness = Sharpness(own, 0.5, 0.2)
+    sharpness = Perturbation(own, 0.5)
     sharpness.climb()
     assert own[0].tolist() == torch.tensor([0.1, -0.2]).tolist()
-    sharpness.back()
+    sharpness.undo()
     assert own[0].tolist() == torch.tensor([0.1, -0.2]).tolist()
 
 
 def test_tensors_without_a_gradient_stay_where_others_move() -> None:
     own = tensors([1.0], [1.0])
     own[1].grad = torch.tensor([-4.0])
-    Sharpness(own, 0.25, 0.2).climb()
+    Perturbation(own, 0.25).climb()
     assert [t.item() for t in own] == [1.0, 0.75]
 
 
@@ -104,9 +107,9 @@ def test_on_a_quadratic_descent_follows_the_closed_form() -> None:
     a = torch.tensor([[3.0, 1.0], [1.0, 0.5]], dtype=torch.double)
     w = torch.tensor([0.4, -0.9], dtype=torch.double, requires_grad=True)
     by_hand = w.detach().clone()
-    sharpness = Sharpness([w], 0.3, 0.2)
+    sharpness = Perturbation([w], 0.3)
     for _ in range(5):
-        for way in (sharpness.climb, sharpness.back):
+        for way in (sharpness.climb, sharpness.undo):
             w.grad = None
             (w @ a @ w / 2).backward()  # type: ignore[no-untyped-call]
             way()
@@ -121,8 +124,8 @@ def test_on_a_quadratic_descent_follows_the_closed_form() -> None:
 # which pictures count
 
 
-def seen(logits: Tensor, reliable: Tensor | None = None) -> Seen:
-    return Seen((logits,), (logits,), None, reliable=reliable)
+def seen(logits: Tensor, reliable: Tensor | None = None) -> TermInputs:
+    return TermInputs((logits,), (logits,), None, {} if reliable is None else {"reliable": reliable})
 
 
 def with_certainty(*chances: float) -> Tensor:
@@ -134,13 +137,28 @@ def entropy_of(chance: float) -> float:
     return -sum(p * math.log(p) for p in (chance, 1 - chance))
 
 
-def two_passes(sharpness: Sharpness, term: SAR, first: Tensor, second: Tensor, *places: int) -> bool:
-    """A step on some pictures, by the answers of its passes."""
-    sharpness.notice(0, term, places, seen(first))
-    sharpness.climb()
-    sharpness.notice(0, term, places, seen(second, sharpness.reliable(0, places)))
-    sharpness.back()
-    return sharpness.collapsed()
+def companion(term: SAR) -> SharpnessAware:
+    """The companion of one term, in a run in which nothing is trained."""
+    optimiser = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=0.1)
+    return SharpnessAware({0: term}, RunContext(torch.nn.Identity(), {}, optimiser, [None]))
+
+
+def floor_of(value: float, split: Unlabelled) -> float:
+    """The floor of a thousand classes that is this one for the split's."""
+    return value * math.log(1000) / math.log(len(split.classes))
+
+
+def two_passes(sharpness: SharpnessAware, first: Tensor, second: Tensor, *places: int) -> bool:
+    """A step on some images, by the logits of its passes; True if it ended in a reset."""
+    passes, before = iter([first, second]), sharpness.resets
+
+    def backward() -> Losses:
+        sharpness.observe(0, places, seen(next(passes), sharpness.marks(0, places).get("reliable")))
+        return {}
+
+    sharpness.around_step(backward)
+    sharpness.after_step()
+    return sharpness.resets > before
 
 
 @pytest.fixture(scope="module")
@@ -148,38 +166,51 @@ def four(world: colours.World) -> Unlabelled:
     return world.target.split("train").take(range(4)).unlabelled()
 
 
-def test_what_is_reliable_in_the_first_pass_is_told_in_the_second_and_then_no_more(four: Unlabelled) -> None:
-    sharpness, term = Sharpness([], 0.05, 0.2), SAR(four, margin=0.5)
-    sharpness.notice(0, term, [3, 1], seen(with_certainty(0.99, 0.6)))
-    sharpness.notice(0, term, [0], seen(with_certainty(0.98)))
-    assert sharpness.reliable(0, [0, 1]) is None  # the first pass goes on
-    sharpness.climb()
-    found = sharpness.reliable(0, [0, 1, 2, 3])
-    assert found is not None and found.tolist() == [True, False, False, True]
-    assert sharpness.reliable(1, [0]) is None  # another term
-    sharpness.back()
-    sharpness.collapsed()
-    assert sharpness.reliable(0, [0]) is None
+def test_images_reliable_in_the_first_pass_are_marked_in_the_second_only(four: Unlabelled) -> None:
+    sharpness = companion(SAR(four, margin=0.5))
+    calls = 0
+
+    def backward() -> Losses:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            sharpness.observe(0, [3, 1], seen(with_certainty(0.99, 0.6)))
+            sharpness.observe(0, [0], seen(with_certainty(0.98)))
+            assert sharpness.marks(0, [0, 1]) == {}
+        else:
+            assert sharpness.marks(0, [0, 1, 2, 3])["reliable"].tolist() == [True, False, False, True]
+            assert sharpness.marks(1, [0]) == {}  # another term
+        return {"loss": (float(calls), 1)}
+
+    assert sharpness.around_step(backward) == {"loss": (1.0, 1)}  # the losses of the first pass
+    sharpness.after_step()
+    assert calls == 2 and sharpness.marks(0, [0]) == {}
 
 
 def test_terms_of_other_kinds_have_nothing_that_is_reliable(four: Unlabelled) -> None:
-    sharpness, term = Sharpness([], 0.05, 9.0), Entropy(four)
-    sharpness.notice(0, term, [0], seen(with_certainty(0.99)))
-    sharpness.climb()
-    assert sharpness.reliable(0, [0]) is None
-    sharpness.notice(0, term, [0], seen(with_certainty(0.99)))
-    sharpness.back()
-    assert not sharpness.collapsed() and sharpness.average is None
+    sharpness = companion(SAR(four, floor=9.0))
+
+    def backward() -> Losses:
+        assert sharpness.marks(1, [0]) == {}
+        sharpness.observe(1, [0], seen(with_certainty(0.99)))
+        return {}
+
+    sharpness.around_step(backward)
+    sharpness.after_step()
+    assert sharpness.resets == 0 and sharpness.average is None
+    optimiser = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=0.1)
+    assert Entropy.companion({0: Entropy(four)}, RunContext(torch.nn.Identity(), {}, optimiser, [])) is None
 
 
 def test_the_entropy_that_is_watched_is_of_what_is_reliable_in_both_passes(four: Unlabelled) -> None:
-    sharpness, term = Sharpness([], 0.05, 0.0), SAR(four, margin=0.5)
-    two_passes(sharpness, term, with_certainty(0.99, 0.98, 0.6), with_certainty(0.95, 0.93, 0.99), 2, 0, 1)
+    term = SAR(four, margin=0.5, floor=0.0)
+    sharpness = companion(term)
+    two_passes(sharpness, with_certainty(0.99, 0.98, 0.6), with_certainty(0.95, 0.93, 0.99), 2, 0, 1)
     assert sharpness.average == pytest.approx((entropy_of(0.95) + entropy_of(0.93)) / 2)
-    again = Sharpness([], 0.05, 0.0)
-    two_passes(again, term, with_certainty(0.99, 0.98, 0.6), with_certainty(0.95, 0.6, 0.99), 2, 0, 1)
+    again = companion(term)
+    two_passes(again, with_certainty(0.99, 0.98, 0.6), with_certainty(0.95, 0.6, 0.99), 2, 0, 1)
     assert again.average == pytest.approx(entropy_of(0.95))
-    two_passes(again, term, with_certainty(0.99), with_certainty(0.6), 0)
+    two_passes(again, with_certainty(0.99), with_certainty(0.6), 0)
     assert again.average == pytest.approx(entropy_of(0.95))  # nothing was left to watch
 
 
@@ -187,12 +218,12 @@ def test_the_entropy_that_is_watched_is_of_what_is_reliable_in_both_passes(four:
 
 
 def test_a_moving_average_below_the_floor_is_a_collapse_and_begins_anew(four: Unlabelled) -> None:
-    sharpness, term = Sharpness([], 0.05, 0.2), SAR(four, margin=1.1)
+    sharpness = companion(SAR(four, margin=1.1, floor=floor_of(0.2, four)))
     first, low = entropy_of(0.7), entropy_of(0.999)
     found, averages = [], []
     for chance in (0.7, *[0.999] * 13, 0.9, 0.7):
         logits = with_certainty(chance)
-        found.append(two_passes(sharpness, term, logits, logits, 0))
+        found.append(two_passes(sharpness, logits, logits, 0))
         averages.append(sharpness.average)
     expected = [first * 0.9**n + low * (1 - 0.9**n) for n in range(12)]
     assert expected[10] > 0.2 > expected[11]
@@ -207,11 +238,11 @@ def test_a_moving_average_below_the_floor_is_a_collapse_and_begins_anew(four: Un
 def test_averages_are_nine_tenths_of_what_was_and_a_tenth_of_what_is(
     four: Unlabelled, chances: list[float], floor: float, margin: float
 ) -> None:
-    sharpness, term = Sharpness([], 0.05, floor), SAR(four, margin=margin)
+    sharpness = companion(SAR(four, margin=margin, floor=floor_of(floor, four)))
     average: float | None = None
     for chance in chances:
         value, logits = entropy_of(chance), with_certainty(chance)
-        collapsed = two_passes(sharpness, term, logits, logits, 1)
+        collapsed = two_passes(sharpness, logits, logits, 1)
         if value < margin * math.log(2):  # else it does not count, and nothing changes
             average = value if average is None else 0.9 * average + 0.1 * value
         fell = average is not None and average < floor
@@ -270,7 +301,7 @@ class ByHand:
         norm = float(up.norm())
         worst = values + self.term.radius * up / norm if norm > 0 else values
         slope, both = self.gradient(images, worst, before)
-        slope = slope * min(1.0, self.schedule.clip / (float(slope.norm()) + 1e-6))
+        slope = slope * min(1.0, self.schedule.max_grad_norm / (float(slope.norm()) + 1e-6))
         self.momentum = slope if self.momentum is None else 0.9 * self.momentum + slope
         self.counted += int(before.sum())
         values = values - rate * self.momentum
@@ -310,7 +341,7 @@ def test_a_run_takes_the_gradient_where_the_loss_is_worst(
     composition = started(world)
     done = fit(composition, term, DESCENT)
     torch.testing.assert_close(composition.values.detach(), expected, rtol=2e-3, atol=2e-5)
-    assert done.history[-1]["forgotten"] == by_hand.forgotten == forgotten
+    assert done.history[-1].forgotten == by_hand.forgotten == forgotten
 
 
 def test_the_radius_matters(world: colours.World, pictures: Unlabelled) -> None:
@@ -330,7 +361,7 @@ def test_the_loss_that_is_told_is_the_one_where_the_model_is(
         fit(started(world), SAR(pictures, margin=0.5, radius=radius, floor=0.0), still).history[1]
         for radius in (0.0, 2.0)
     ]
-    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-6)
+    assert rows[0].loss == pytest.approx(rows[1].loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
@@ -341,8 +372,8 @@ def test_where_nothing_is_reliable_nothing_happens(
     schedule = replace(DESCENT, optimiser=optimiser)
     done = fit(composition, SAR(pictures, margin=1e-9, radius=0.5, floor=9.0), schedule)
     assert bits(composition.values) == bits(away_from_zero(world))
-    assert [row["loss"] for row in done.history] == [None, 0.0, 0.0]
-    assert [row["forgotten"] for row in done.history] == [0, 0, 0]
+    assert [row.loss for row in done.history] == [None, 0.0, 0.0]
+    assert [row.forgotten for row in done.history] == [0, 0, 0]
     assert done.notes == ()
 
 
@@ -355,9 +386,9 @@ def test_forgetting_puts_back_the_start_and_clears_the_momentum(
     loop = Loop(Trainable.coefficients(composition), term * 1.0, DESCENT, Last())
     for row in loop.run(*NOTHING):
         assert bits(composition.values) == bits(away_from_zero(world))
-        assert row["forgotten"] == 3 * row["epoch"]
+        assert row.forgotten == 3 * row.epoch
         assert not [name for name in loop.state().tensors if name.startswith("moment.")]
-    assert loop.forgotten == 6
+    assert loop.history[-1].forgotten == 6
 
 
 def test_momentum_is_there_as_long_as_nothing_is_forgotten(
@@ -375,17 +406,21 @@ def test_how_often_was_forgotten_is_in_the_history_and_in_the_notes(
     world: colours.World, pictures: Unlabelled
 ) -> None:
     done = fit(started(world), SAR(pictures, margin=1.1, floor=9.0), DESCENT)
-    assert [row["forgotten"] for row in done.history] == [0, 3, 6]
-    assert [note for note in done.notes if "collapsed 6 times" in note and "begun anew" in note]
+    assert [row.forgotten for row in done.history] == [0, 3, 6]
+    assert [
+        note
+        for note in done.notes
+        if "collapsed 6 times" in note and "began again from the start values" in note
+    ]
     none = fit(started(world), SAR(pictures, margin=1.1, floor=0.0), DESCENT)
-    assert [row["forgotten"] for row in none.history] == [0, 0, 0]
+    assert [row.forgotten for row in none.history] == [0, 0, 0]
     assert not [note for note in none.notes if "collapsed" in note]
 
 
 def test_runs_without_sar_do_not_speak_of_forgetting(world: colours.World, pictures: Unlabelled) -> None:
     done = fit(world.composition(), Contrastive(pictures), replace(DESCENT, epochs=1))
-    assert all("forgotten" not in row for row in done.history)
-    assert _doubts([{"loss": 1.0, "forgotten": 0}]) == []
+    assert all(row.forgotten is None for row in done.history)
+    assert _doubts([EpochRow(loss=1.0, forgotten=0)]) == []
 
 
 def test_terms_that_do_not_agree_on_the_radius_are_refused(world: colours.World, refused: Refused) -> None:
@@ -422,5 +457,5 @@ def test_a_gradient_that_overflowed_in_half_precision_moves_nothing(bad: float) 
     """A scaler leaves such a step out, if it gets so far."""
     own = tensors([0.1, -0.2])
     own[0].grad = torch.tensor([bad, 1.0])
-    Sharpness(own, 0.05, 0.2).climb()
+    Perturbation(own, 0.05).climb()
     assert own[0].tolist() == torch.tensor([0.1, -0.2]).tolist()

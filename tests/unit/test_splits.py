@@ -30,7 +30,7 @@ class Named(Images):
     def content(self, index):
         return self._ids[index].encode()
 
-    def picture(self, index):
+    def image(self, index):
         return Image.new("RGB", (4, 4), (index % 256, 0, 0))
 
 
@@ -118,7 +118,7 @@ def test_fractions_keep_the_classes_shares(labels, share, seed):
 
 
 def test_fractions_of_nothing_are_refused(refused):
-    with refused("DATA-SHOTS", 3, "no image at all"):
+    with refused("DATA-SHOTS", 3, "less than one image"):
         split([0, 1, 0]).fraction(0.1)
     for share in (0, -1, 1.5):
         with refused("DATA-SHOTS", 2):
@@ -216,11 +216,11 @@ def test_labels_cannot_be_reached_from_an_unlabelled_split_of_any_reader(kind, t
         isinstance(v, tuple) and list(v) == labels for v in _reachable(labelled)
     )  # the search can find them
     unlabelled = labelled.unlabelled()
-    unlabelled.picture(0)
+    unlabelled.image(0)
     del labelled
     for value in _reachable(unlabelled):
         assert not (isinstance(value, tuple | list) and list(value) == labels)
-    seen = [*unlabelled.images.ids, *(unlabelled.images.label(i) for i in range(6)), repr(unlabelled)]
+    seen = [*unlabelled.images.ids, *(unlabelled.images.describe(i) for i in range(6)), repr(unlabelled)]
     assert not any(name in text for name in ("cat", "dog") for text in seen)
     assert unlabelled.keys == load_task(tmp_path).test.keys  # the same views and orders
 

@@ -70,7 +70,7 @@ def test_a_table_says_its_classes_and_prompts(tmp_path):
     assert task.classes.names == ("red", "green", "blue")
     assert task.classes.prompts == ("something {}.",)
     assert task.test.labels == (2, 0)
-    assert any("not used: pool (2 pictures)" in note for note in task.notes)
+    assert any("not used: pool (2 images)" in note for note in task.notes)
     assert load_task(tmp_path, prompts=["my {}"]).classes.prompts == ("my {}",)
 
 
@@ -179,14 +179,14 @@ def damaged(tmp_path):
 def test_by_default_the_first_unreadable_picture_stops(damaged, refused):
     task = load_task(damaged)
     with refused("IMAGE-READ", 3, "001.png", "--on-bad-image skip"):
-        [task.test.picture(i) for i in range(len(task.test))]
+        [task.test.image(i) for i in range(len(task.test))]
 
 
 def test_unreadable_pictures_can_be_left_out_and_that_is_said(damaged):
     progress = []
     task = load_task(damaged, on_bad_image="skip", progress=lambda *words: progress.append(words))
     assert len(task.test) == 6
-    assert any("2 pictures left out" in note and "001.png" in note for note in task.notes)
+    assert any("left out 2 unreadable images" in note and "001.png" in note for note in task.notes)
     assert progress[-1][1:] == (8, 8)
 
 
@@ -202,7 +202,7 @@ def test_the_mini_tasks_are_read_where_they_are(mini_data):
         ids = [set(split.ids) for split in task.splits.values()]
         assert len(set.union(*ids)) == sum(map(len, ids))
         assert len(task.classes) == len({*task.classes.names})
-        assert task.test.picture(0).mode == "RGB"
+        assert task.test.image(0).mode == "RGB"
 
 
 # splits that would mix

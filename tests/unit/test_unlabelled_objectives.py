@@ -21,8 +21,9 @@ from aniso.classes import ClassList
 from aniso.data import Labelled, Unlabelled
 from aniso.data.images import ArrayImages
 from aniso.learn import SAR, CoefficientNorm, Contrastive, CrossEntropy, Entropy, FixMatch, Objective
-from aniso.learn.objectives import DataTerm, Seen
-from aniso.learn.objectives.unlabelled import NOBODY, entropy, flattened
+from aniso.learn.objectives import DataTerm, TermInputs
+from aniso.learn.objectives.entropy import prediction_entropy as entropy
+from aniso.learn.objectives.fixmatch import UNTRUSTED, flattened
 
 Refused = Callable[..., AbstractContextManager[Any]]
 
@@ -44,8 +45,10 @@ def drawn(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
     return scale * torch.randn(shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
 
 
-def seen(*logits: Tensor, **more: Any) -> Seen:
-    return Seen(more.pop("features", logits), logits, None, **more)
+def seen(*logits: Tensor, **more: Any) -> TermInputs:
+    marks = {name: more.pop(name) for name in ("trusted", "reliable") if name in more}
+    marks = {name: values for name, values in marks.items() if values is not None}
+    return TermInputs(more.pop("features", logits), logits, None, marks, **more)
 
 
 def probabilities(logits: Tensor) -> Any:
@@ -218,7 +221,7 @@ def test_contrast_teaches_through_both_views_and_never_along_a_feature_itself() 
 
 def test_contrast_is_about_features_unless_logits_are_asked_for() -> None:
     logits, features = (drawn(4, 3), drawn(4, 3, seed=1)), (drawn(4, 6, seed=2), drawn(4, 6, seed=3))
-    both = Seen(features, logits, None)
+    both = TermInputs(features, logits, None)
     assert float(Contrastive(split()).loss(both)) == pytest.approx(nt_xent(*features, 0.2), rel=1e-10)
     on_logits = Contrastive(split(), on="logits")
     assert float(on_logits.loss(both)) == pytest.approx(nt_xent(*logits, 0.2), rel=1e-10)
@@ -333,7 +336,7 @@ def test_what_is_trusted_is_taught_by_cross_entropy_whatever_the_weak_view_says(
     np.testing.assert_allclose(gradient(loss, strong), (probabilities(strong) - one_hot) / 4, rtol=1e-9)
 
 
-@pytest.mark.parametrize("trusted", [None, torch.full((3,), NOBODY)])
+@pytest.mark.parametrize("trusted", [None, torch.full((3,), UNTRUSTED)])
 def test_nothing_that_passes_is_a_loss_of_zero_with_a_gradient_of_zeros(trusted: Tensor | None) -> None:
     strong = (1e4 * drawn(3, 3)).requires_grad_()
     loss = FixMatch(split()).loss(seen(with_certainty(0.34, 0.5, 0.9), strong, trusted=trusted))
@@ -347,7 +350,7 @@ def test_nothing_that_passes_is_a_loss_of_zero_with_a_gradient_of_zeros(trusted:
 def trusted_by_hand(logits: Tensor, each: int) -> list[int]:
     p = probabilities(logits)
     answers, scores = p.argmax(-1), p.max(-1)
-    out = [NOBODY] * len(logits)
+    out = [UNTRUSTED] * len(logits)
     for label in range(logits.shape[1]):
         own = [i for i in range(len(logits)) if answers[i] == label]
         for i in sorted(own, key=lambda i: -scores[i])[:each]:  # Python's sort is stable
@@ -386,13 +389,13 @@ def test_a_class_has_at_most_its_share_of_pictures_trusted_and_never_more_than_s
     term = FixMatch(split(count, classes), **({} if most is None else {"most": most}))
     logits = torch.zeros(count, classes)
     logits[:, 1] = 1.0  # all are alike, and of one class
-    expected = [1] * each + [NOBODY] * (count - each)
+    expected = [1] * each + [UNTRUSTED] * (count - each)
     assert term.trust(logits).tolist() == expected
 
 
 def test_classes_that_nobody_answers_have_nothing_trusted() -> None:
     logits = with_certainty(0.9, 0.5, 0.8, 0.7, 0.6, 0.95)
-    assert FixMatch(split(6)).trust(logits).tolist() == [0, NOBODY, NOBODY, NOBODY, NOBODY, 0]
+    assert FixMatch(split(6)).trust(logits).tolist() == [0, UNTRUSTED, UNTRUSTED, UNTRUSTED, UNTRUSTED, 0]
 
 
 # views

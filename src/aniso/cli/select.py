@@ -13,7 +13,6 @@ from aniso.registry import SELECTION_RULES
 
 if TYPE_CHECKING:
     from aniso.data import Labelled
-    from aniso.learn import Objective
     from aniso.learn.selection import Choice, GradientCache
     from aniso.models import Encoder
     from aniso.vectors import Bank
@@ -84,8 +83,8 @@ def select(
     objective = None if images is None else CrossEntropy(images) * 1.0
     with show.telling() as progress:
         cache = None
-        if gradients is not None and objective is not None and SELECTION_RULES.get(strategy).needs_gradient:
-            cache = _gradient_cache(gradients, encoder, objective, seed)
+        if gradients is not None and images is not None and SELECTION_RULES.get(strategy).needs_gradient:
+            cache = _gradient_cache(gradients, encoder, images, seed)
         inputs = SelectionInputs(encoder, objective, budget, seed, workers, progress, cache)
         chosen = new_selection_rule(strategy, inputs).choose(opened)
     if out is not None:
@@ -132,14 +131,14 @@ def _without(bank: Bank, own: str, leave_out: list[str]) -> Bank:
     return bank.only(*names)
 
 
-def _gradient_cache(path: Path, encoder: Encoder, objective: Objective, seed: int) -> GradientCache:
+def _gradient_cache(path: Path, encoder: Encoder, images: Labelled, seed: int) -> GradientCache:
     """The cache in a file, for everything that gradients depend on."""
     from aniso.data import content_hash
+    from aniso.learn import CrossEntropy
     from aniso.learn.selection import GradientCache
 
     what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
-    split = objective.data_terms[0][1].split
-    what |= {"objective": objective.identity(), "pictures": content_hash(split)}
+    what |= {"objective": (CrossEntropy(images) * 1.0).identity(), "pictures": content_hash(images)}
     return GradientCache(path, what)
 
 

@@ -9,6 +9,7 @@ from typing import final
 from aniso.compose._engine.block_partition import BlockPartition
 from aniso.compose.partition_rule import PartitionRule
 from aniso.errors import UsageError, printable
+from aniso.json_value import JsonValue
 from aniso.registry import PARTITIONS
 from aniso.vectors import Block, Kind
 
@@ -124,7 +125,7 @@ class Partition:
         rule = _rule(self.rule)(self.parts, self.seed).describe()
         return f"{rule}, {' and '.join(self.families)} blocks only" if self.families else rule
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, JsonValue]:
         return asdict(self)
 
 

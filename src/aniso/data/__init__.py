@@ -7,12 +7,12 @@ from aniso.data.content import IMAGES, ImageLists, content_hash
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
 from aniso.data.text_dataset import TextDataset, read_examples
-from aniso.data.unlabelled import unlabelled_pictures
+from aniso.data.unlabelled import unlabelled_images
 
 __all__ = [
     "load_task",
     "list_tasks",
-    "unlabelled_pictures",
+    "unlabelled_images",
     "Task",
     "Labelled",
     "Unlabelled",

@@ -1,4 +1,4 @@
-"""A full look at a task: every picture decoded, every pair of splits compared."""
+"""A full check of a task: every image decoded, every pair of splits compared."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from aniso.progress import ProgressCallback
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found."""
+    """The result of ``audit``."""
 
     kinds: dict[str, Counter[str]]
-    """For every split: format, mode and size of its pictures, counted."""
+    """Counts of image format, mode and size, by split."""
     unreadable: list[str]
     by_split: dict[str, int]
     shared: dict[tuple[str, str], int]
-    """For pairs of splits: how many pictures are the same to the byte."""
+    """The number of byte-identical images, by pair of splits."""
 
     def rows(self) -> list[tuple[object, ...]]:
         return [
@@ -43,7 +43,7 @@ class Audit:
 
     def warnings(self) -> list[str]:
         return [
-            f"warning: {count} pictures are in both {a} and {b}, to the byte"
+            f"warning: {count} images are in both {a} and {b}, byte for byte"
             for (a, b), count in self.shared.items()
             if count
         ]
@@ -57,6 +57,7 @@ class Audit:
 
 
 def audit(task: Task, progress: ProgressCallback | None = None) -> Audit:
+    """Decode every image of a task and compare its splits."""
     kinds, contents, bad, by_split = {}, {}, [], {}
     for role, split in task.splits.items():
         kinds[role], contents[role], wrong = _look(split, progress)
@@ -77,15 +78,15 @@ def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[s
         except AnisoError as e:
             bad.append(e.message)
         if progress:
-            progress(f"looking at {split.name}", i + 1, len(split))
+            progress(f"decoding {split.name}", i + 1, len(split))
     return kinds, contents, bad
 
 
 def _kind(split: Labelled, index: int, data: bytes) -> str:
-    """Decodes the picture the way it will be used, and says what it was on disk."""
-    picture = split.picture(index)
+    """Decode an image as it will be used, and return its format on disk."""
+    image = split.image(index)
     try:
         raw = Image.open(io.BytesIO(data), formats=FORMATS)
-    except OSError:  # pixels that are kept without a format
-        return f"RGB {picture.width}x{picture.height}"
+    except OSError:  # pixels stored without a format
+        return f"RGB {image.width}x{image.height}"
     return f"{raw.format} {raw.mode} {raw.width}x{raw.height}"

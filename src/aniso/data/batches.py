@@ -1,4 +1,4 @@
-"""What a split holds, as batches of tensors: the same whatever the number of workers."""
+"""Batches of tensors from a split; they do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from aniso.data.text_dataset import TextDataset
 from aniso.errors import AnisoError
 
 Opened = Callable[[int], Any]
-"""A picture, or a row of tokens, by its place in a split."""
+"""Returns an image, or a row of tokens, by its index in a split."""
 
 
 class View(Protocol):
-    """How a picture, or a text, becomes a model's input; what is random in it comes from the generator."""
+    """Turns an image or a text into a model's input; the generator is its only source of randomness."""
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, opened: Any, rng: torch.Generator, /) -> Tensor:
-        """Of a picture eight bits, 3 x height x width; of a text two rows of tokens."""
+        """Return uint8 pixels, 3 x height x width, for an image; two rows of tokens for a text."""
         ...
 
     def finish(self, stack: Tensor, /) -> Tensor:
-        """A stack of these as the model takes them."""
+        """Return a stack of these as the model's input."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some pictures, once for every view that was asked for."""
+    """Items of a split, once for every view."""
 
     views: tuple[Tensor, ...]
     labels: Tensor | None
-    """None for an unlabelled split, always."""
+    """Always None for an unlabelled split."""
     indices: tuple[int, ...]
-    """Places in the split."""
+    """Positions in the split."""
 
     @property
     def images(self) -> Tensor:
@@ -56,7 +56,7 @@ class Batch:
 
 @final
 class Batches:
-    """One pass over a split. Orders are drawn by (seed, epoch, picture), views also by view and visit."""
+    """One pass over a split. The order depends on (seed, epoch, image), views also on view and visit."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Batches:
         workers: int = 0,
         order: Sequence[int] | None = None,
     ) -> None:
-        """``order`` gives the places to visit, in that order; with ``shuffle`` all are visited, at random."""
+        """``order`` lists the indices to visit; default: all, in random order if ``shuffle``."""
         self.split = split
         self.views = views
         self.size = size
         self.workers = workers
         self.order = list(order) if order is not None else _order(split, shuffle, seed, epoch)
-        self._pictures = _Pictures(split, views, seed, epoch)
+        self._items = _Items(split, views, seed, epoch)
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.size)
@@ -84,7 +84,7 @@ class Batches:
         return (batch for (batch,) in together(self, workers=self.workers))
 
     def groups(self) -> list[list[tuple[int, int]]]:
-        """For every batch its places in the split, each with how often it was visited before."""
+        """Return the indices of every batch, each with the number of earlier visits to it."""
         visits = _visits([self.split.keys[i] for i in self.order])
         places = list(zip(self.order, visits, strict=True))
         return [places[i : i + self.size] for i in range(0, len(places), self.size)]
@@ -100,13 +100,13 @@ class Batches:
 
 
 def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tuple[Batch, ...]]:
-    """Several passes of equal length side by side, a batch of each at a time, read by the same workers.
+    """Iterate over several passes of equal length in parallel, a batch of each, with the same workers.
 
-    The first ``start`` steps are left out without a picture being read: a run that goes on where it ended.
+    The first ``start`` steps are skipped without reading an image, for resumed runs.
     """
-    steps = list(zip(*(one.groups() for one in passes), strict=True))[start:]
+    steps = list(zip(*(batches.groups() for batches in passes), strict=True))[start:]
     loader = DataLoader(
-        _Joint([one._pictures for one in passes]),
+        _Joint([batches._items for batches in passes]),
         batch_sampler=[[(w, *place) for w, group in enumerate(step) for place in group] for step in steps],
         num_workers=workers,
         collate_fn=_stacked,
@@ -114,28 +114,30 @@ def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tup
         prefetch_factor=4 if workers else None,
         worker_init_fn=_leave_signals_to_the_parent,
     )
-    for step, found in zip(steps, loader, strict=True):
-        if isinstance(found, AnisoError):  # torch would rebuild it from its text alone, and fail
-            raise found
-        yield tuple(one.finished(*both) for one, *both in zip(passes, step, found, strict=True))
+    for step, stacks in zip(steps, loader, strict=True):
+        if isinstance(stacks, AnisoError):  # torch would rebuild it from its text alone, and fail
+            raise stacks
+        yield tuple(
+            batches.finished(group, views) for batches, group, views in zip(passes, step, stacks, strict=True)
+        )
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal: who decides what to do about it is the parent alone."""
+    """Ignore Ctrl-C in workers: it reaches all processes of a terminal, and the parent handles it."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # so may SIGTERM, from a scheduler; but torch sends it, too, to workers that hang
+    # a scheduler may send SIGTERM to all; but torch sends it, too, to workers that hang
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE))
 
 
-_GRACE = 30  # seconds for the parent to finish its step in
+_GRACE = 30  # seconds for the parent to finish its step
 
 
 @final
 class _Joint(Dataset[tuple[int, tuple[Tensor, ...] | AnisoError]]):
-    """Pictures of several passes; a place says of which."""
+    """Items of several passes; a key names the pass, the index and the visit."""
 
-    def __init__(self, parts: Sequence[_Pictures]) -> None:
+    def __init__(self, parts: Sequence[_Items]) -> None:
         self._parts = parts
 
     def __getitem__(self, place: tuple[int, int, int]) -> tuple[int, tuple[Tensor, ...] | AnisoError]:
@@ -144,23 +146,23 @@ class _Joint(Dataset[tuple[int, tuple[Tensor, ...] | AnisoError]]):
 
 
 @final
-class _Pictures:
-    """Views of one picture at a time; what workers get a copy of. Labels are not in it."""
+class _Items:
+    """Views of one item at a time, without labels; workers get a copy of this."""
 
     def __init__(self, split: Split | TextDataset, views: tuple[View, ...], seed: int, epoch: int) -> None:
-        self._opened: Opened = split.opened if isinstance(split, TextDataset) else split.images.picture
+        self._opened: Opened = split.opened if isinstance(split, TextDataset) else split.images.image
         self._keys = split.keys
         self._views = views
         self._words = (seed, epoch)
 
     def views_of(self, index: int, visit: int) -> tuple[Tensor, ...] | AnisoError:
-        """``visit`` is how often the picture was visited before in this pass."""
+        """``visit`` is the number of earlier visits to the item in this pass."""
         try:
-            picture = self._opened(index)
+            item = self._opened(index)
         except AnisoError as e:
             return e
         words = (*self._words, self._keys[index], visit)
-        return tuple(view(picture, _generator(*words, view.name, n)) for n, view in enumerate(self._views))
+        return tuple(view(item, _generator(*words, view.name, n)) for n, view in enumerate(self._views))
 
 
 def _generator(*words: Hashable) -> torch.Generator:
@@ -168,7 +170,7 @@ def _generator(*words: Hashable) -> torch.Generator:
 
 
 def _visits(keys: Sequence[int]) -> list[int]:
-    """For every visit to a picture how many came before it: small splits are repeated within a pass."""
+    """Return, for every visit, the number of earlier ones: small splits are repeated within a pass."""
     seen: Counter[int] = Counter()
     out = []
     for key in keys:
@@ -180,7 +182,7 @@ def _visits(keys: Sequence[int]) -> list[int]:
 def _stacked(
     samples: list[tuple[int, tuple[Tensor, ...] | AnisoError]],
 ) -> list[tuple[Tensor, ...]] | AnisoError:
-    """For every pass its stacks of pictures, one for each view."""
+    """Return the stacks of every pass, one for each view."""
     grouped: dict[int, list[tuple[Tensor, ...]]] = {}
     for which, views in samples:
         if isinstance(views, AnisoError):

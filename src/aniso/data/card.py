@@ -1,4 +1,4 @@
-"""Task cards: what a data set is called, how to read and split it, and how to speak of its classes."""
+"""Task cards: the name of a dataset, how to read and split it, its class names and prompts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Carve(BaseModel):
     per_class: Annotated[int, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
-    def _says_how_much(self) -> Carve:
+    def _require_amount(self) -> Carve:
         if (self.per_class is None) == (self.share is None and self.most is None):
-            raise ValueError("say per_class, or share and most, or one of these two")
+            raise ValueError("give per_class, or share, or most, or share and most")
         return self
 
 
 class SplitRules(BaseModel):
-    """Where each split comes from: a part of the data set, several joined, or a piece of train."""
+    """Where each split comes from: a part of the dataset, several joined, or a piece of train."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class SplitRules(BaseModel):
 
 
 class Card(BaseModel):
-    """A task as its TOML file states it."""
+    """The content of a task's TOML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,7 +69,7 @@ class Card(BaseModel):
 
 
 def read_card(path: Path) -> Card:
-    """A card from a TOML file; a key nobody knows is an error, not a comment."""
+    """Read a card from a TOML file; an unknown key is an error."""
     try:
         if path.stat().st_size > _LARGEST:
             raise _bad(path, f"{path.stat().st_size:,} bytes", "a small text file")
@@ -77,8 +77,8 @@ def read_card(path: Path) -> Card:
     except OSError as e:
         raise _bad(path, e.strerror or str(e), "a readable file") from None
     except ValidationError as e:
-        # the most exact of them: where a text or a table may stand, both say why they are none
-        first = max(e.errors(), key=lambda found: (len(found["loc"]), found["type"] != "string_type"))
+        # the most specific error: where text or a table is allowed, there is one for each
+        first = max(e.errors(), key=lambda error: (len(error["loc"]), error["type"] != "string_type"))
         place = ".".join(str(word) for word in first["loc"])
         raise _bad(path, f"{place}: {first['msg']}", ", ".join(Card.model_fields)) from None
     except (ValueError, RecursionError) as e:  # of tomllib, also for numbers too long and for deep nesting
@@ -86,7 +86,7 @@ def read_card(path: Path) -> Card:
 
 
 def known_tasks() -> tuple[str, ...]:
-    """Names of the cards that come with the package."""
+    """Return the names of the bundled cards."""
     return tuple(
         sorted(p.name.removesuffix(".toml") for p in _catalogue().iterdir() if p.name.endswith(".toml"))
     )
@@ -103,8 +103,8 @@ def _catalogue() -> Any:
 def _bad(path: Path, found: str, expected: str) -> InputError:
     return InputError(
         "DATA-CARD",
-        f"'{printable(path)}' is no task card",
+        f"'{printable(path)}' is not a task card",
         found=found,
         expected=expected,
-        fix="see docs/howto/tasks.md for what a card may say",
+        fix="see docs/howto/tasks.md for the keys of a card",
     )

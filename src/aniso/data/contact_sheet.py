@@ -1,4 +1,4 @@
-"""A sheet of sample pictures: what is in a split, at a glance."""
+"""A contact sheet: sample images of a split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIDE, _MARGIN, _LABEL = 96, 4, 14
 
 
 def contact_sheet(split: Labelled, *, classes: int = 12, each: int = 8, seed: int = 0) -> Image.Image:
-    """A row for each of the first classes, with pictures of it drawn at random."""
+    """Draw a row for each of the first classes, with ``each`` random images of it."""
     groups = sampling.by_class(split.labels, sampling.shuffled(split.ids, "sheet", seed))
     rows = [(split.classes.names[label], members[:each]) for label, members in groups.items()][:classes]
     step = _SIDE + _MARGIN
@@ -22,10 +22,10 @@ def contact_sheet(split: Labelled, *, classes: int = 12, each: int = 8, seed: in
         top = _MARGIN + row * (step + _LABEL)
         pen.text((_MARGIN, top), name[:60], fill="black")
         for column, index in enumerate(members):
-            picture = split.picture(index)
-            picture.thumbnail((_SIDE, _SIDE))
-            if max(picture.size) < _SIDE:  # small pictures are shown as large as the others
-                scale = _SIDE / max(picture.size)
-                picture = picture.resize((round(picture.width * scale), round(picture.height * scale)))
-            sheet.paste(picture, (_MARGIN + column * step, top + _LABEL))
+            image = split.image(index)
+            image.thumbnail((_SIDE, _SIDE))
+            if max(image.size) < _SIDE:  # small images are shown as large as the others
+                scale = _SIDE / max(image.size)
+                image = image.resize((round(image.width * scale), round(image.height * scale)))
+            sheet.paste(image, (_MARGIN + column * step, top + _LABEL))
     return sheet

@@ -1,4 +1,4 @@
-"""What a split's images hold, to the byte: one hash for all, and lists by which changed files are named."""
+"""Hashes of a split's images: one for the split, and lists from which changed files are named."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from aniso.weights.atomic import make_directory, write_text
 from aniso.weights.caches import HashCache, cache_directory
 
 IMAGES = "images"
-"""The directory of a run, or of records, in which such lists are kept."""
+"""The folder of a run directory in which these lists are stored."""
 _DIGITS = 16  # of a hash in a list
 _NAMED = 5  # changed files in a message
-_QUICK = 0.5  # seconds of hashing before there is any talk of it
+_QUICK = 0.5  # seconds of hashing before progress is shown
 _CACHE: dict[str, HashCache] = {}
 
 
 def content_hashes(split: Split, progress: ProgressCallback | None = None) -> tuple[bytes, ...]:
-    """sha256 of every image of a split. Files are read once; unchanged ones are remembered across runs."""
+    """Return the sha256 of every image of a split; hashes of unchanged files are cached across runs."""
     cache, begun = _cache(), time.monotonic()
     found = []
     for i in range(len(split)):
@@ -37,7 +37,7 @@ def content_hashes(split: Split, progress: ProgressCallback | None = None) -> tu
 
 
 def content_hash(split: Split, progress: ProgressCallback | None = None) -> str:
-    """One hash that changes whenever an image of the split comes, goes or changes in a single byte."""
+    """Return a hash that changes whenever an image is added, removed or changed."""
     return _combined(split, content_hashes(split, progress))
 
 
@@ -50,13 +50,13 @@ def _combined(split: Split, hashes: Sequence[bytes]) -> str:
 
 @final
 class ImageLists:
-    """A directory of lists, one for every content that a split has had: which image had which hash."""
+    """A directory of JSON lists of image hashes, one for every content that a split has had."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def keep(self, splits: Iterable[Split]) -> None:
-        """Write the lists of splits as they are now."""
+        """Write the lists of the splits' current content."""
         for split in splits:
             hashes = content_hashes(split)
             path = self._path(_combined(split, hashes))
@@ -66,7 +66,7 @@ class ImageLists:
                 write_text(path, json.dumps(content, indent=0, sort_keys=True) + "\n", overwrite=True)
 
     def changes(self, before: str, split: Split) -> list[str]:
-        """Name the images of a split that were others when its content had the hash ``before``."""
+        """Return the images of a split that changed since its content hash was ``before``."""
         then = self._read(before)
         if then is None:
             return [f"images of {printable(split.name)}"]
@@ -97,11 +97,11 @@ def _pairs(split: Split, hashes: Sequence[bytes]) -> Iterable[tuple[str, str]]:
 
 def _label(split: Split, index: int) -> str:
     if isinstance(split, Labelled):
-        return printable(split.images.label(index))
-    return printable(split.images.file_label(index))
+        return printable(split.images.describe(index))
+    return printable(split.images.describe_file(index))
 
 
 def _cache() -> HashCache:
-    """The cache of this process for the directory that is set now."""
+    """Return this process's cache for the current cache directory."""
     directory = cache_directory("content")
     return _CACHE.setdefault(str(directory), HashCache(directory))

@@ -1,4 +1,4 @@
-"""Bytes from a stranger become an RGB image, or an error that names the file."""
+"""Decoding of untrusted bytes to an RGB image, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOST_SCANNED = 1 << 31  # pixels times scans; with 64 scans of 96 megapixels de
 _STRIP = 1 << 20  # pixels converted at a time
 
 _DAMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
-"""What Pillow's plug-ins raise on damaged files."""
+"""Errors that Pillow's plug-ins raise on damaged files."""
 
 
 def decode(data: bytes, label: str) -> Image.Image:
-    """The first frame as RGB, as torchvision would have it.
+    """Decode the first frame as RGB, as torchvision does.
 
     Transparency is dropped, palettes and CMYK are converted, 16-bit and floating greys are scaled to 8 bits,
-    and the orientation that cameras note in EXIF is not applied. The suffix plays no part.
+    and the EXIF orientation is not applied. The format is recognised by content, not by suffix.
     """
     try:
         with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def _require_small(image: Image.Image, label: str, nbytes: int) -> None:
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:
-    """Memory that decoding and converting take at their peak, as measured on images of 30 megapixels."""
+    """Return the peak memory of decoding and converting, as measured on images of 30 megapixels."""
     kept = {"1": 1, "L": 1, "P": 1, "LA": 4, "RGB": 0}.get(image.mode, 4)  # the raster before conversion
     decoder = 0
     if image.format == "WEBP":
@@ -82,7 +82,7 @@ def _bytes_per_pixel(image: Image.Image) -> int:
 
 
 def _tile(image: Image.Image) -> int:
-    """Pixels in a tile of a TIFF, which the decoder allocates whatever the image's own size is."""
+    """Return the pixels in a tile of a TIFF, which the decoder allocates whatever the image's size is."""
     tags = getattr(image, "tag_v2", {})
     sizes = [tags.get(tag, 0) for tag in (322, 323)]  # TileWidth, TileLength
     return int(sizes[0]) * int(sizes[1]) if all(isinstance(size, int) for size in sizes) else 0
@@ -107,7 +107,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit greys keep their range; other greys are stretched from their least to their greatest value.
+    """Convert to 8 bits: 16-bit greys keep their range, others are stretched from minimum to maximum.
 
     The image is converted in strips, because in floats of 64 bits it is four times as large.
     """
@@ -133,7 +133,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _range(image: Image.Image, boxes: list[tuple[int, int, int, int]]) -> tuple[float, float, str]:
-    """The least and the greatest value of an image, and the kind of its numbers as NumPy names it."""
+    """Return the minimum and maximum of an image, and NumPy's kind of its dtype."""
     import numpy as np
 
     low, high, kind = np.inf, -np.inf, ""

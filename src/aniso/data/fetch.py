@@ -1,4 +1,4 @@
-"""Getting data: by torchvision's own downloaders, or from the hub."""
+"""Download of datasets, by torchvision or from the hub."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aniso.weights.hub import fetch_dataset, looks_like_hub_id
 
 
 def fetch_task(name: str, root: Path) -> str:
-    """Download a known task, or a data set's tables by its hub id; returns what to load it by."""
+    """Download a known task, or the tables of a dataset on the hub; returns the argument for load_task."""
     if name not in known_tasks():
         if not looks_like_hub_id(name):
             raise UsageError(
                 "DATA-MISSING",
-                f"'{printable(name)}' is neither a known task nor a data set's hub id",
+                f"'{printable(name)}' is neither a known task nor a dataset's hub id",
                 fix="aniso task ls, or owner/name",
             )
         return str(fetch_dataset(name, root / name.partition("@")[0].rpartition("/")[2]))
@@ -25,7 +25,7 @@ def fetch_task(name: str, root: Path) -> str:
     if card.kind != "torchvision" or by_hand:
         raise UsageError(
             "DATA-MISSING",
-            f"{card.title} cannot be downloaded by a program",
+            f"{card.title} cannot be downloaded automatically",
             homepage=card.homepage,
             fix=str(by_hand or f"download it from its home page into {root / name}"),
         )

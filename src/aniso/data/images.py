@@ -1,4 +1,4 @@
-"""Pictures on disk, in memory, in tables and archives: read one at a time, and ignorant of their labels."""
+"""Images on disk, in memory, in tables and archives, read one at a time and without labels."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Box = tuple[int, int, int, int]
 
 
 class Images(ABC):
-    """A sequence of pictures. Nothing in it says what they show, so that unlabelled means unlabelled."""
+    """A sequence of images without labels, decoded when they are used."""
 
     @property
     @abstractmethod
     def ids(self) -> Sequence[str]:
-        """A name for every picture, unique and the same on every machine."""
+        """A name for every image: unique, and the same on every machine."""
 
     @abstractmethod
     def content(self, index: int) -> bytes:
-        """What the picture's identity is taken from: its encoded bytes."""
+        """Return the encoded bytes of an image, which identify it."""
 
     def content_hash(self, index: int, cache: HashCache) -> bytes:
-        """sha256 of the image's content; where it lies in a file, remembered until that file changes."""
+        """Return the sha256 of the image's content; ``cache`` remembers it until the file changes."""
         return hashlib.sha256(self.content(index)).digest()
 
-    def picture(self, index: int) -> Image.Image:
-        """Decoded, as RGB."""
-        return decode(self.content(index), self.label(index))
+    def image(self, index: int) -> Image.Image:
+        """Decode an image as RGB."""
+        return decode(self.content(index), self.describe(index))
 
-    def label(self, index: int) -> str:
-        """What messages call the picture."""
+    def describe(self, index: int) -> str:
+        """Return the path of an image, or another name for messages."""
         return self.ids[index]
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Images(ABC):
 
 @final
 class FileImages(Images):
-    """One file per picture, by paths below a root."""
+    """One file per image, by paths below a root."""
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         self._root = root
@@ -58,7 +58,7 @@ class FileImages(Images):
     def ids(self) -> Sequence[str]:
         return self._paths
 
-    def label(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         return str(self._root / self._paths[index])
 
     def content(self, index: int) -> bytes:
@@ -81,7 +81,7 @@ class FileImages(Images):
 
 @final
 class ArrayImages(Images):
-    """Pictures that lie decoded in one array: N x height x width (x 3), eight bits."""
+    """Images in one uint8 array: N x height x width (x 3)."""
 
     def __init__(self, pixels: Any, prefix: str) -> None:
         self._pixels = pixels
@@ -94,13 +94,13 @@ class ArrayImages(Images):
     def content(self, index: int) -> bytes:
         return bytes(self._pixels[index].tobytes())
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self._pixels[index]).convert("RGB")
 
 
 @final
 class CroppedImages(Images):
-    """Rectangles of other pictures: objects in a photograph."""
+    """Rectangles of other images, such as objects in a photograph."""
 
     def __init__(self, images: Images, boxes: Sequence[Box], ids: Sequence[str]) -> None:
         """``boxes`` are left, top, right, bottom, one for each of ``images``."""
@@ -112,8 +112,8 @@ class CroppedImages(Images):
     def ids(self) -> Sequence[str]:
         return self._ids
 
-    def label(self, index: int) -> str:
-        return f"{self._images.label(index)} {self._boxes[index]}"
+    def describe(self, index: int) -> str:
+        return f"{self._images.describe(index)} {self._boxes[index]}"
 
     def content(self, index: int) -> bytes:
         return repr(self._boxes[index]).encode() + self._images.content(index)
@@ -122,8 +122,8 @@ class CroppedImages(Images):
         whole = self._images.content_hash(index, cache)
         return hashlib.sha256(repr(self._boxes[index]).encode() + whole).digest()
 
-    def picture(self, index: int) -> Image.Image:
-        whole = self._images.picture(index)
+    def image(self, index: int) -> Image.Image:
+        whole = self._images.image(index)
         left, top, right, bottom = self._boxes[index]
         # beyond the edge Pillow would make up black pixels, as many as the box says
         left, top = max(left, 0), max(top, 0)
@@ -131,7 +131,7 @@ class CroppedImages(Images):
         if left >= right or top >= bottom:
             raise InputError(
                 "IMAGE-READ",
-                f"'{printable(self.label(index))}' lies outside of its picture",
+                f"'{printable(self.describe(index))}' is outside of its image",
                 found=f"{whole.width} x {whole.height} pixels",
                 fix="replace the file, or leave it out with --on-bad-image skip",
             )
@@ -140,10 +140,10 @@ class CroppedImages(Images):
 
 @final
 class ChosenImages(Images):
-    """Some of other images, in some order; nothing is copied."""
+    """A selection of other images, in any order; nothing is copied."""
 
     def __init__(self, images: Sequence[Images], chosen: Sequence[tuple[int, int]]) -> None:
-        """``chosen`` are pairs: which of ``images``, and which picture of it."""
+        """``chosen`` are pairs: the position in ``images``, and the index of an image in it."""
         self._images = tuple(images)
         self._chosen = tuple(chosen)
         self._ids = tuple(images[which].ids[index] for which, index in chosen)
@@ -152,9 +152,9 @@ class ChosenImages(Images):
     def ids(self) -> Sequence[str]:
         return self._ids
 
-    def label(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         which, inner = self._chosen[index]
-        return self._images[which].label(inner)
+        return self._images[which].describe(inner)
 
     def content(self, index: int) -> bytes:
         which, inner = self._chosen[index]
@@ -164,14 +164,14 @@ class ChosenImages(Images):
         which, inner = self._chosen[index]
         return self._images[which].content_hash(inner, cache)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         which, inner = self._chosen[index]
-        return self._images[which].picture(inner)
+        return self._images[which].image(inner)
 
 
 @final
 class NamelessImages(Images):
-    """Other images under numbers: paths are often named after what they show."""
+    """Other images under numbers, because paths are often named after the class."""
 
     def __init__(self, images: Images) -> None:
         self.__images = images
@@ -187,9 +187,9 @@ class NamelessImages(Images):
     def content_hash(self, index: int, cache: HashCache) -> bytes:
         return self.__images.content_hash(index, cache)
 
-    def file_label(self, index: int) -> str:
-        """The file's name, for error messages alone: it often says what the image shows."""
-        return self.__images.label(index)
+    def describe_file(self, index: int) -> str:
+        """Return the file's name, for error messages alone: it often names the class."""
+        return self.__images.describe(index)
 
-    def picture(self, index: int) -> Image.Image:
-        return self.__images.picture(index)  # an error still names the file
+    def image(self, index: int) -> Image.Image:
+        return self.__images.image(index)  # an error still names the file

@@ -1,4 +1,4 @@
-"""What a reader finds: pictures and the names of their classes, as they are on disk."""
+"""The result of a reader: images and the names of their classes as on disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aniso.errors import InputError, printable
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a data set (its training images, say), known without decoding a single picture."""
+    """One part of a dataset, such as its training images; no image is decoded."""
 
     images: Images
     classes: tuple[str, ...]
-    """Every class name the data set has, as written on disk; some may have no picture here."""
+    """All class names of the dataset as on disk; a class may have no image in this part."""
     codes: tuple[int, ...]
-    """For every picture the index of its class."""
+    """The class index of every image."""
 
     def __post_init__(self) -> None:
         if len(self.codes) != len(self.images):
@@ -26,8 +26,8 @@ class Part:
         if wrong:
             raise InputError(
                 "DATA-LABEL",
-                f"{len(wrong)} of {len(self.codes)} labels name no class",
-                found=[f"{self.images.label(i)}: {self.codes[i]}" for i in wrong[:5]],
+                f"{len(wrong)} of {len(self.codes)} labels are no class index",
+                found=[f"{self.images.describe(i)}: {self.codes[i]}" for i in wrong[:5]],
                 expected=f"0 to {len(self.classes) - 1}",
                 fix="correct the labels, or the list of classes",
             )
@@ -35,16 +35,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything a reader found below a directory."""
+    """All parts of a dataset, with notes."""
 
     parts: Mapping[str, Part]
     notes: tuple[str, ...] = ()
-    """What was ignored, and why, in words."""
+    """Sentences on files that were ignored, and why."""
     prompts: tuple[str, ...] = ()
 
 
 def coded(names: Sequence[str], order: Sequence[str]) -> tuple[int, ...]:
-    """Samples' classes, given by name, as places in the list of classes."""
+    """Return the class indices of class names."""
     place = {name: i for i, name in enumerate(order)}
     unknown = sorted(set(names) - place.keys())
     if unknown:

@@ -1,4 +1,4 @@
-"""Random choices that depend on a seed and on what a sample is called, never on order or on workers."""
+"""Random choices that depend on a seed and the names of samples, never on their order or on workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 
 def number(*words: Hashable) -> int:
-    """64 bits that are random, and the same everywhere, for these words."""
+    """Return a 64-bit hash of these words, the same on every machine."""
     text = "\x1f".join(str(word) for word in words)
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
@@ -15,12 +15,12 @@ def number(*words: Hashable) -> int:
 
 
 def shuffled(ids: Sequence[str], *words: Hashable) -> list[int]:
-    """Indices in random order; the order of the ids themselves plays no part."""
+    """Return the indices in random order, which does not depend on the order of the ids."""
     return sorted(range(len(ids)), key=lambda i: (number(*words, ids[i]), ids[i]))
 
 
 def by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int]]:
-    """For every class that occurs its samples, in the given order."""
+    """Return the samples of every class that occurs, in the given order."""
     found: dict[int, list[int]] = {}
     for i in order:
         found.setdefault(labels[i], []).append(i)
@@ -28,7 +28,7 @@ def by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int]
 
 
 def stratified(ids: Sequence[str], labels: Sequence[int], count: int, *words: Hashable) -> list[int]:
-    """``count`` samples, from every class about its share; fewer are part of more."""
+    """Return ``count`` samples in proportion to the classes; a smaller count gives a subset."""
     ranked = []
     groups = by_class(labels, shuffled(ids, *words))
     # starts spread evenly, in random order: rounding favours no class, and hits the count for all together
@@ -40,6 +40,6 @@ def stratified(ids: Sequence[str], labels: Sequence[int], count: int, *words: Ha
 
 
 def per_class(ids: Sequence[str], labels: Sequence[int], count: int, *words: Hashable) -> list[int]:
-    """``count`` samples of every class, or all it has."""
+    """Return ``count`` samples of every class, or all that it has."""
     groups = by_class(labels, shuffled(ids, *words))
     return sorted(i for members in groups.values() for i in members[:count])

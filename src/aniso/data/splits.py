@@ -1,4 +1,4 @@
-"""Splits: pictures with labels, and pictures that have none by type."""
+"""Splits: images with labels, and images without labels by type."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from aniso.errors import InputError, UsageError, printable
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Unlabelled:
-    """Pictures and the names of the classes they may belong to; which one each belongs to is not in here.
+    """Images and the classes they may belong to, without labels and without file names.
 
-    Not even a picture's name is: folders are often named after what they hold.
+    File names are left out because folders are often named after the class.
     """
 
     name: str
     classes: ClassList
     images: NamelessImages
-    things: ClassVar[str] = "pictures"
-    at_once: ClassVar[int] = 256
+    item_kind: ClassVar[str] = "images"
+    default_batch_size: ClassVar[int] = 256
 
     def __len__(self) -> int:
         return len(self.images)
@@ -37,39 +37,47 @@ class Unlabelled:
     def __repr__(self) -> str:
         return f"Unlabelled({self.name}: {len(self)} images, {len(self.classes)} possible classes)"
 
-    def picture(self, index: int) -> Image.Image:
-        return self.images.picture(index)
+    def image(self, index: int) -> Image.Image:
+        """Decode an image as RGB."""
+        return self.images.image(index)
 
-    def label(self, index: int) -> str:
-        """How to speak of a picture."""
-        return self.images.label(index)
+    def describe(self, index: int) -> str:
+        """Return the path of an image, or another name for messages."""
+        return self.images.describe(index)
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """What random choices about each picture are seeded by."""
+        """The number that seeds random choices about each image."""
         return tuple(int(name, 16) for name in self.images.ids)
 
     @cached_property
     def manifest(self) -> str:
-        """Changes whenever a picture comes or goes."""
+        """A hash that changes whenever an image is added or removed."""
         return _digest(sorted(self.images.ids))
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Labelled:
-    """Pictures and, for each, the index of its class."""
+    """Images and, for each, the index of its class.
+
+    Selections return another split::
+
+        few = task.train.shots(4, seed=0)     # 4 images per class
+        part = task.train.fraction(0.25)      # a quarter of every class
+        target = task.test.unlabelled()       # the same images without labels
+    """
 
     name: str
     classes: ClassList
     images: Images
     labels: tuple[int, ...]
     role: str = ""
-    """train, val or test, where a task said so: what may be learned from, or chosen by, is decided by it."""
-    things: ClassVar[str] = "pictures"
-    """What it holds."""
-    at_once: ClassVar[int] = 256
-    """How many go through a model together, where nobody says so."""
+    """train, val or test, if the split is a task's; a test split may not be learned from or selected by."""
+    item_kind: ClassVar[str] = "images"
+    """What messages call the items."""
+    default_batch_size: ClassVar[int] = 256
+    """The batch size for evaluation if none is given."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,12 +85,13 @@ class Labelled:
     def __repr__(self) -> str:
         return f"Labelled({self.name}: {len(self)} images, {len(self.classes)} classes)"
 
-    def picture(self, index: int) -> Image.Image:
-        return self.images.picture(index)
+    def image(self, index: int) -> Image.Image:
+        """Decode an image as RGB."""
+        return self.images.image(index)
 
-    def label(self, index: int) -> str:
-        """How to speak of a picture."""
-        return self.images.label(index)
+    def describe(self, index: int) -> str:
+        """Return the path of an image, or another name for messages."""
+        return self.images.describe(index)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -90,33 +99,34 @@ class Labelled:
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """What random choices about each picture are seeded by."""
+        """The number that seeds random choices about each image."""
         return tuple(sampling.number(name) for name in self.ids)
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Pictures of every class, those without any included."""
-        found = Counter(self.labels)
-        return {name: found[i] for i, name in enumerate(self.classes.names)}
+        """The number of images of every class, including classes without any."""
+        counts = Counter(self.labels)
+        return {name: counts[i] for i, name in enumerate(self.classes.names)}
 
     @cached_property
     def manifest(self) -> str:
-        """Changes whenever a picture comes, goes or gets another label."""
+        """A hash that changes whenever an image is added, removed or relabelled."""
         named = (
             f"{name}\0{self.classes.names[label]}" for name, label in zip(self.ids, self.labels, strict=True)
         )
         return _digest(sorted(named))
 
-    # parts of it
-
     def unlabelled(self) -> Unlabelled:
-        """The same pictures without their labels."""
+        """Return the same images without labels and file names."""
         return Unlabelled(self.name, self.classes, NamelessImages(self.images))
 
     def shots(self, k: int, seed: int = 0, *, allow_fewer: bool = False) -> Labelled:
-        """``k`` pictures of every class; for one seed, fewer shots are part of more."""
+        """Return ``k`` images of every class; with one seed, 2 shots are among the 4 shots.
+
+        A class with fewer than ``k`` images raises an error, unless ``allow_fewer``.
+        """
         if k < 1:
-            raise UsageError("DATA-SHOTS", f"{k} shots are no shots", expected="1 or more", fix="--shots 1")
+            raise UsageError("DATA-SHOTS", f"invalid shots: {k}", expected="1 or more", fix="--shots 1")
         short = {name: n for name, n in self.counts.items() if n < k}
         if short and not allow_fewer:
             raise InputError(
@@ -124,22 +134,25 @@ class Labelled:
                 f"{self.name} has fewer than {k} images of {len(short)} classes",
                 found=[f"{printable(name, 40)}: {n}" for name, n in list(short.items())[:10]],
                 more=f"{len(short) - 10} more classes" if len(short) > 10 else "",
-                fix="ask for fewer shots, or take what there is with --allow-fewer-shots",
+                fix="use fewer shots, or --allow-fewer-shots to use all images of these classes",
             )
         chosen = sampling.per_class(self.ids, self.labels, k, "shots", seed)
         return self.take(chosen, f"{k} shots, seed {seed}")
 
     def fraction(self, share: float, seed: int = 0) -> Labelled:
-        """A share of the pictures, about as large for every class; smaller ones are part of larger ones."""
+        """Return a share of the images of every class; smaller shares are part of larger ones."""
         if not 0 < share <= 1:
             raise UsageError(
-                "DATA-SHOTS", f"{share} is no fraction", expected="above 0, at most 1", fix="for example 0.25"
+                "DATA-SHOTS",
+                f"invalid fraction {share}",
+                expected="above 0, at most 1",
+                fix="for example 0.25",
             )
         count = round(share * len(self))
         if not count:
             raise InputError(
                 "DATA-SHOTS",
-                f"{share:g} of {self.name} is no image at all",
+                f"a fraction {share:g} of {self.name} is less than one image",
                 found=f"{len(self)} images",
                 fix=f"use at least {1 / max(1, len(self)):.2g}",
             )
@@ -147,13 +160,14 @@ class Labelled:
         return self.take(chosen, f"{share:.2%}, seed {seed}")
 
     def take(self, indices: Iterable[int], what: str = "") -> Labelled:
-        """The split of these pictures alone, in the order given."""
+        """Return the split of these images, in this order; ``what`` is added to the name."""
         chosen = list(indices)
         images = ChosenImages([self.images], [(0, i) for i in chosen])
         name = f"{self.name} ({what})" if what else self.name
         return Labelled(name, self.classes, images, tuple(self.labels[i] for i in chosen), self.role)
 
     def without(self, indices: Iterable[int]) -> Labelled:
+        """Return the split without these images."""
         left_out = set(indices)
         return self.take(i for i in range(len(self)) if i not in left_out)
 
@@ -164,7 +178,7 @@ class Labelled:
         most: int | None = None,
         per_class: int | None = None,
     ) -> tuple[Labelled, Labelled]:
-        """Two disjoint parts: what is cut out, and what is left."""
+        """Divide into two disjoint splits, drawn by class: the selected images, and the rest."""
         if per_class is not None:
             chosen = sampling.per_class(self.ids, self.labels, per_class, *words)
         else:
@@ -175,7 +189,7 @@ class Labelled:
 
 
 def joined(name: str, splits: Sequence[Labelled]) -> Labelled:
-    """Several splits of one task as one."""
+    """Concatenate several splits of one task."""
     if len(splits) == 1:
         return Labelled(name, splits[0].classes, splits[0].images, splits[0].labels)
     pairs = [(which, i) for which, split in enumerate(splits) for i in range(len(split))]

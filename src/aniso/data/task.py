@@ -1,4 +1,4 @@
-"""A task: classes, prompts and disjoint splits, from a card, a directory of one's own, or a known name."""
+"""A task: classes, prompts and disjoint splits, from a card, a directory or a known name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _HOLDOUT = Carve(share=0.1, most=5000)
 _THIRD = Carve(share=0.2)
 
 OnBadImage = Literal["error", "skip"] | int
-"""What to do about pictures that cannot be read: stop, leave out, or leave out at most so many."""
+"""Images that cannot be read: raise an error, skip them, or skip at most this number."""
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """A classification problem. A task knows no model: class weights and views are the model's business."""
+    """A classification problem: classes, prompts, and the splits train, val and test.
+
+    It does not depend on a model: models make class weights and preprocess images.
+    """
 
     name: str
     classes: ClassList
@@ -38,15 +41,16 @@ class Task:
     test: Labelled | None = None
     card: Card = field(default_factory=Card)
     notes: tuple[str, ...] = ()
-    """What was left out or decided while reading, in words."""
+    """Sentences on what was left out or assumed while reading."""
 
     @property
     def splits(self) -> dict[str, Labelled]:
-        """The splits this task has."""
-        found = {role: getattr(self, role) for role in ROLES}
-        return {role: split for role, split in found.items() if split is not None}
+        """The splits that the task has, by role."""
+        splits = {role: getattr(self, role) for role in ROLES}
+        return {role: split for role, split in splits.items() if split is not None}
 
     def split(self, role: str) -> Labelled:
+        """Return the split train, val or test; raises if the task does not have it."""
         if role not in self.splits:
             raise UsageError(
                 "DATA-SPLIT",
@@ -70,14 +74,17 @@ def load_task(
     on_bad_image: OnBadImage = "error",
     progress: ProgressCallback | None = None,
 ) -> Task:
-    """A task by its name (``eurosat``), from a directory or table of one's own, or from a card ``FILE.toml``.
+    """Load a task by its name (``eurosat``), from a directory or table, or from a card ``FILE.toml``.
 
-    ``root`` is where data sets lie (or ``$ANISO_DATA``); ``prompts`` replace the card's. ``seed`` draws the
-    splits that the data set does not bring along. Nothing is decoded, unless ``on_bad_image`` asks for
-    pictures that cannot be read to be left out: then every picture is looked at once.
+    ``root`` is the directory of datasets (default: ``$ANISO_DATA``, or ``data``). ``prompts`` replace the
+    card's. ``seed`` draws splits that the dataset does not have. Images are decoded when they are used; with
+    ``on_bad_image="skip"`` or a number, all are decoded now and unreadable ones left out::
+
+        task = load_task("photos/")           # a folder per class
+        task.train.shots(4), task.test
     """
     _require_policy(on_bad_image)
-    name, card, place = _found(str(ref), root)
+    name, card, place = _locate(str(ref), root)
     kind = card.kind or recognise(place)
     if kind is None:
         raise _no_reader(place)
@@ -85,14 +92,14 @@ def load_task(
     reading = _read(name, card, place)
     classes = _classes(card, reading, tuple(prompts))
     parts = {part: _aligned(f"{name} {part}", found, card, classes) for part, found in reading.parts.items()}
-    rules = card.splits or _usual_rules(reading.parts)
-    made = _split(name, parts, rules, seed)
+    rules = card.splits or _default_rules(reading.parts)
+    splits = _split(name, parts, rules, seed)
     notes = [*reading.notes, *_rule_notes(card, rules, reading.parts)]
     if len(classes) == 1:
-        notes.append("warning: there is only one class, so every prediction is right")
+        notes.append("warning: there is only one class, so every prediction is correct")
     if on_bad_image != "error":
-        made = {role: readable(split, on_bad_image, notes, progress) for role, split in made.items()}
-    return Task(name, classes, **made, card=card, notes=tuple(notes))
+        splits = {role: readable(split, on_bad_image, notes, progress) for role, split in splits.items()}
+    return Task(name, classes, **splits, card=card, notes=tuple(notes))
 
 
 def _read(name: str, card: Card, place: Path) -> Reading:
@@ -110,19 +117,19 @@ def _require_policy(policy: object) -> None:
     if policy not in ("error", "skip") and not number:
         raise UsageError(
             "USAGE",
-            f"on_bad_image={printable(policy)!r} means nothing",
+            f"invalid value {printable(policy)!r} for on_bad_image",
             expected="error, skip, or the number that may be skipped",
             fix="on_bad_image='skip'",
         )
 
 
 def data_root(root: str | Path | None) -> Path:
-    """Where known data sets lie."""
+    """Return the directory of datasets."""
     return Path(root or os.environ.get("ANISO_DATA") or "data").expanduser()
 
 
-def _found(ref: str, root: str | Path | None) -> tuple[str, Card, Path]:
-    """What the task is called, its card, and the place to read it from."""
+def _locate(ref: str, root: str | Path | None) -> tuple[str, Card, Path]:
+    """Return the task's name, its card, and the path to read it from."""
     data = data_root(root)
     if ref in known_tasks():  # a folder of that name is ./NAME
         card = known_card(ref)
@@ -152,7 +159,7 @@ def _path(ref: str) -> Path:
     except (OSError, RuntimeError, ValueError) as e:  # too long, in the home of nobody, with a zero byte
         raise InputError(
             "DATA-MISSING",
-            f"'{printable(ref)}' is no task",
+            f"'{printable(ref)}' is not a task",
             reason=getattr(e, "strerror", None) or printable(e),
             fix="aniso task ls",
         ) from None
@@ -164,7 +171,7 @@ def _path(ref: str) -> Path:
 def _no_reader(place: Path) -> InputError:
     return InputError(
         "DATA-FORMAT",
-        f"nothing in '{printable(place)}' looks like a data set",
+        f"'{printable(place)}' is in no layout of datasets that aniso reads",
         expected="a folder per class, *.parquet, *.csv or *.tar",
         fix="see docs/howto/tasks.md for the layouts that are read",
     )
@@ -174,22 +181,22 @@ def _no_reader(place: Path) -> InputError:
 
 
 def _classes(card: Card, reading: Reading, prompts: tuple[str, ...]) -> ClassList:
-    said = (
+    prompts = (
         prompts or (card.prompts if "prompts" in card.model_fields_set else reading.prompts) or card.prompts
     )
     if card.classes:
-        return ClassList(tuple(card.classes.values()), said)
+        return ClassList(tuple(card.classes.values()), prompts)
     on_disk = dict.fromkeys(name for part in reading.parts.values() for name in part.classes)
-    return ClassList(tuple(_spoken(name) for name in on_disk), said)
+    return ClassList(tuple(_as_words(name) for name in on_disk), prompts)
 
 
-def _spoken(name: str) -> str:
-    """A folder's name as words."""
+def _as_words(name: str) -> str:
+    """Return a folder's name as words."""
     return " ".join(name.replace("_", " ").split()) or name
 
 
 def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
-    """The part's labels in the task's order of classes, matched by name alone."""
+    """Return a part as a split, with labels in the task's order of classes, matched by name."""
     order = list(card.classes) if card.classes else None
     if order is None:
         return Labelled(name, classes, part.images, part.codes)
@@ -199,10 +206,10 @@ def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
     if unknown:
         raise InputError(
             "DATA-CLASS",
-            f"{name} has {len(unknown)} classes that its card does not know",
+            f"{name} has {len(unknown)} classes that its card does not list",
             found=printable(", ".join(unknown[:8])),
             expected=printable(", ".join(order[:8])) + (" …" if len(order) > 8 else ""),
-            fix="add them to [classes] in the card, or use the data set the card was written for",
+            fix="add them to [classes] in the card, or use the dataset the card was written for",
         )
     return Labelled(name, classes, part.images, tuple(place[part.classes[code]] for code in part.codes))
 
@@ -210,8 +217,8 @@ def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
 # splits
 
 
-def _usual_rules(parts: Mapping[str, Part]) -> SplitRules:
-    """For data that come without rules: their own splits, and a tenth of train for val if there is none."""
+def _default_rules(parts: Mapping[str, Part]) -> SplitRules:
+    """Return the rules for data without any: its own splits, and a tenth of train as val if it has none."""
     if "train" not in parts and len(parts) == 1:
         (only,) = parts
         return (
@@ -219,16 +226,16 @@ def _usual_rules(parts: Mapping[str, Part]) -> SplitRules:
             if only in ("val", "test")
             else SplitRules(train=only, val=_HOLDOUT, test=_THIRD)
         )
-    own = {role: role for role in ROLES if role in parts}
-    val = own.get("val") or (_HOLDOUT if "train" in own and len(parts["train"].codes) else None)
-    return SplitRules(train=own.get("train"), val=val, test=own.get("test"))
+    present = {role: role for role in ROLES if role in parts}
+    val = present.get("val") or (_HOLDOUT if "train" in present and len(parts["train"].codes) else None)
+    return SplitRules(train=present.get("train"), val=val, test=present.get("test"))
 
 
 def _split(name: str, parts: Mapping[str, Labelled], rules: SplitRules, seed: int) -> dict[str, Labelled]:
     wanted = (rules.train,) if isinstance(rules.train, str) else rules.train or ()
     made: dict[str, Labelled] = {}
     rest = joined(f"{name} train", [_part(name, parts, part) for part in wanted]) if wanted else None
-    for role in ("test", "val"):  # test first: what val is does not decide what test is
+    for role in ("test", "val"):  # test first, so that it does not depend on the rule for val
         rule = getattr(rules, role)
         if isinstance(rule, Carve) and rest is not None:
             cut, rest = rest.carve(role, seed, **rule.model_dump())
@@ -243,13 +250,13 @@ def _split(name: str, parts: Mapping[str, Labelled], rules: SplitRules, seed: in
 
 
 def _require_rules_work(name: str, rules: SplitRules, made: Mapping[str, Labelled]) -> None:
-    """A rule that gives nothing, or leaves nothing, is a mistake in a card; small folders are not."""
+    """Raise if the card's rules leave nothing of train, or need a train split that is missing."""
     carved = [role for role in ("val", "test") if isinstance(getattr(rules, role), Carve)]
     if carved and (not rules.train or not len(made["train"])):
         raise InputError(
             "DATA-SPLIT",
             f"{name}: {' and '.join(carved)} cannot be cut out of train",
-            found=f"nothing left of train, {', '.join(f'{len(made[r])} {r}' for r in carved if r in made)}"
+            found=f"0 images left in train, {', '.join(f'{len(made[r])} {r}' for r in carved if r in made)}"
             if rules.train
             else "no train in [splits]",
             fix="correct [splits] in the card: smaller share, most or per_class",
@@ -262,9 +269,9 @@ def _require_disjoint(name: str, made: Mapping[str, Labelled]) -> None:
         if shared:
             raise InputError(
                 "DATA-SPLIT",
-                f"{len(shared):,} pictures of {name} are in both {a} and {b}",
-                found=[printable(picture) for picture in shared[:5]],
-                fix="correct [splits] in the card, or the lists of the data set",
+                f"{len(shared):,} images of {name} are in both {a} and {b}",
+                found=[printable(image) for image in shared[:5]],
+                fix="correct [splits] in the card, or the lists of the dataset",
             )
 
 
@@ -274,7 +281,7 @@ def _part(name: str, parts: Mapping[str, Labelled], part: str) -> Labelled:
             "DATA-SPLIT",
             f"{name} has no part '{printable(part)}'",
             found=", ".join(parts),
-            fix="correct [splits] in the card, or complete the data set",
+            fix="correct [splits] in the card, or complete the dataset",
         )
     return parts[part]
 
@@ -286,7 +293,7 @@ def _filled(split: Labelled) -> Labelled:
         twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise InputError(
             "DATA-FORMAT",
-            f"{split.name} names a picture twice",
+            f"{split.name} lists an image twice",
             found=printable(twice),
             fix="names and keys must be unique within a task",
         )
@@ -297,38 +304,38 @@ def _rule_notes(card: Card, rules: SplitRules, parts: Mapping[str, Part]) -> lis
     if card.splits is not None:
         return []
     used = {rules.val, rules.test, *((rules.train,) if isinstance(rules.train, str) else rules.train or ())}
-    unused = [f"{name} ({len(part.codes)} pictures)" for name, part in parts.items() if name not in used]
+    unused = [f"{name} ({len(part.codes)} images)" for name, part in parts.items() if name not in used]
     carved = {role: rule for role in ("test", "val") if isinstance(rule := getattr(rules, role), Carve)}
     notes = [
-        f"{role}: {rule.share:.0%} of train, drawn by seed" for role, rule in carved.items() if rule.share
+        f"{role}: {rule.share:.0%} of train, selected by seed" for role, rule in carved.items() if rule.share
     ]
     return [*notes, f"not used: {', '.join(unused)}"] if unused else notes
 
 
-# pictures that cannot be read
+# unreadable images
 
 
 def readable(
     split: Labelled, policy: OnBadImage, notes: list[str], progress: ProgressCallback | None
 ) -> Labelled:
-    """The split without pictures that cannot be decoded, as far as the policy allows; notes say which."""
+    """Return the split without images that cannot be decoded; adds a note, raises if there are too many."""
     bad: list[int] = []
     first = ""
     for i in range(len(split)):
         try:
-            split.picture(i)
+            split.image(i)
         except (InputError, UnsafeError) as e:
             bad.append(i)
             first = first or e.message
             if isinstance(policy, int) and len(bad) > policy:
                 raise InputError(
                     "IMAGE-READ",
-                    f"more than {policy} pictures of {split.name} cannot be read",
-                    found=[split.images.label(j) for j in bad[:10]],
+                    f"more than {policy} images of {split.name} cannot be read",
+                    found=[split.images.describe(j) for j in bad[:10]],
                     fix="replace them, or raise --on-bad-image",
                 ) from None
         if progress:
-            progress(f"looking at {split.name}", i + 1, len(split))
+            progress(f"decoding {split.name}", i + 1, len(split))
     if bad:
-        notes.append(f"{split.name}: {len(bad)} pictures left out that cannot be read, first: {first}")
+        notes.append(f"{split.name}: left out {len(bad)} unreadable images, first: {first}")
     return split.without(bad) if bad else split

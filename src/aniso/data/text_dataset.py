@@ -1,4 +1,4 @@
-"""Texts to learn from or to be measured on: read from files of strangers, and as rows of tokens."""
+"""Texts for training and evaluating language models: examples from files, and rows of tokens."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ JSON_LINES = (".jsonl", ".ndjson")
 _NOT_TEXT = (".json", ".csv", ".tsv", ".parquet", ".yaml", ".yml")
 _KEYS = {"text", "prompt", "completion"}
 NOTHING = -1
-"""In the place of a token: beyond a row's end, or where no token is to be guessed."""
+"""Stands for no token: padding, or a position without a target."""
 
 
 @final
 @dataclass(frozen=True)
 class Example:
-    """Something to say, and what it is said in answer to, if anything."""
+    """A prompt and its completion, or a text without a prompt."""
 
     prompt: str | None
     completion: str
     where: str
-    """Its file and line."""
+    """The file and line it comes from."""
 
 
 def read_examples(path: str | Path) -> tuple[Example, ...]:
-    """Of a file of JSON lines an example a line: ``{"prompt": …, "completion": …}``, or ``{"text": …}``.
+    """Read examples from JSON lines, ``{"prompt": …, "completion": …}`` or ``{"text": …}``.
 
-    A file of any other ending is one long text, unless it is that of a table.
+    A file with any suffix but ``.jsonl`` and ``.ndjson`` is one long text; tables are refused.
     """
     path = Path(path)
     if path.suffix.lower() in _NOT_TEXT:
@@ -46,7 +46,7 @@ def read_examples(path: str | Path) -> tuple[Example, ...]:
             "DATA-TEXT",
             f"'{printable(path)}' would be read as one long text",
             expected='lines {"prompt": "…", "completion": "…"} in a file .jsonl, or a text in a file .txt',
-            fix="rename it, or write one example a line",
+            fix="rename it, or write one example per line",
         )
     if path.suffix.lower() not in JSON_LINES:
         text = read_text(path)
@@ -64,14 +64,14 @@ def _example(line: str, where: str) -> Example:
         fields = parse_object(line.encode())
     except JsonError as e:
         raise InputError(
-            "DATA-TEXT", f"{where} is no JSON object", reason=printable(e), fix="correct the line"
+            "DATA-TEXT", f"{where} is not a JSON object", reason=printable(e), fix="correct the line"
         ) from None
     keys = {"text"} if "text" in fields else {"prompt", "completion"}
     texts = {key: value for key, value in fields.items() if key in _KEYS and isinstance(value, str)}
     if keys != set(texts) or keys != set(fields) & _KEYS:
         raise InputError(
             "DATA-TEXT",
-            f"{where} is no example",
+            f"{where} is not an example",
             expected='{"prompt": "…", "completion": "…"}, or {"text": "…"}',
             found=printable(", ".join(f"{key}: {type(value).__name__}" for key, value in fields.items())),
             fix="rename the keys; texts are strings",
@@ -79,7 +79,7 @@ def _example(line: str, where: str) -> Example:
     if any("\ud800" <= letter <= "\udfff" for key in keys for letter in texts[key]):
         raise InputError(
             "DATA-TEXT",
-            f"{where} is no text",
+            f"{where} is not valid text",
             found="half of a character (\\ud800 to \\udfff)",
             expected="UTF-8",
             fix="correct the line",
@@ -91,24 +91,24 @@ def _example(line: str, where: str) -> Example:
 
 
 Row = tuple[Tensor, Tensor]
-"""Tokens that are read, and those to be guessed; which belongs to which is the model's business."""
+"""Input tokens and target tokens; the model decides how they are aligned."""
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class TextDataset:
-    """Rows of tokens, none longer than ``length``."""
+    """Rows of input and target tokens, none longer than ``length``."""
 
     name: str
     rows: Sequence[Row]
     places: Sequence[str]
-    """Of every row, where it is from."""
+    """The file and line of every row."""
     length: int
     role: str = ""
-    """train, val or test: what may be learned from, or chosen by, is decided by it."""
+    """train, val or test; a test split may not be learned from or selected by."""
     notes: tuple[str, ...] = ()
-    things: ClassVar[str] = "texts"
-    at_once: ClassVar[int] = 16  # every token has a logit for each that it might be
+    item_kind: ClassVar[str] = "texts"
+    default_batch_size: ClassVar[int] = 16  # the logits of every token take memory for the whole vocabulary
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.places):
@@ -118,32 +118,32 @@ class TextDataset:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"TextDataset({self.name}: {len(self)} rows, {self.tokens:,} tokens to guess)"
+        return f"TextDataset({self.name}: {len(self)} rows, {self.tokens:,} target tokens)"
 
     @property
     def tokens(self) -> int:
-        """To be guessed, of all rows."""
-        return sum(int((guessed != NOTHING).sum()) for _, guessed in self.rows)
+        """The number of target tokens in all rows."""
+        return sum(int((targets != NOTHING).sum()) for _, targets in self.rows)
 
     def opened(self, index: int) -> Row:
         return self.rows[index]
 
-    def label(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         return self.places[index]
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """What random choices about each row are seeded by; equal rows have keys of their own."""
+        """The number that seeds random choices about each row; equal rows have different keys."""
         return tuple(sampling.number(i, digest) for i, digest in enumerate(self.digests))
 
     @cached_property
     def manifest(self) -> str:
-        """Changes with any token."""
+        """A hash that changes with any token."""
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Of every row; equal rows have equal ones."""
+        """The hash of every row; equal rows have equal hashes."""
         return tuple(map(_digest, self.rows))
 
 
@@ -155,13 +155,13 @@ def _digest(row: Row) -> str:
 @final
 @dataclass(frozen=True)
 class Padded:
-    """Rows of equal length, so that they can be stacked; models cut off what none of them needs."""
+    """Pads rows to equal length, so that they can be stacked; models cut off unused padding."""
 
     length: int
     name: str = "tokens"
 
     def __call__(self, row: Row, rng: torch.Generator) -> Tensor:
-        """Two rows: tokens that are read, and those to be guessed."""
+        """Return two rows: input tokens and target tokens."""
         out = torch.full((2, self.length), NOTHING, dtype=torch.int32)
         for i, tokens in enumerate(row):
             out[i, : len(tokens)] = tokens

@@ -1,4 +1,4 @@
-"""A folder of pictures that nobody has sorted, and a list of what they may show."""
+"""A folder of unlabelled images and a list of classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aniso.classes import ClassList
 from aniso.data.images import FileImages, NamelessImages
-from aniso.data.readers.naming import PICTURES, is_hidden, natural, some, suffix
+from aniso.data.readers.naming import IMAGE_SUFFIXES, is_hidden, natural, some, suffix
 from aniso.data.readers.safe_paths import Links
 from aniso.data.splits import Labelled, Unlabelled
 from aniso.data.task import OnBadImage, readable
@@ -16,7 +16,7 @@ from aniso.errors import InputError, printable
 from aniso.progress import ProgressCallback
 
 
-def unlabelled_pictures(
+def unlabelled_images(
     folder: str | Path,
     classes: Sequence[str],
     prompts: Sequence[str] = (),
@@ -24,44 +24,44 @@ def unlabelled_pictures(
     on_bad_image: OnBadImage = "error",
     progress: ProgressCallback | None = None,
 ) -> tuple[Unlabelled, tuple[str, ...]]:
-    """All pictures below a folder, whatever it is divided into, and notes on what was left out."""
+    """Return all images below a folder as an unlabelled split, and notes on files that were left out."""
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise InputError(
-            "DATA-MISSING", f"there is no folder '{printable(root)}'", fix="name a folder of pictures"
+            "DATA-MISSING", f"there is no folder '{printable(root)}'", fix="name a folder of images"
         )
-    said = ClassList(tuple(classes), tuple(prompts)) if prompts else ClassList(tuple(classes))
-    paths, other = _found(root)
-    notes = [f"ignored, for it is no picture: {some(other)}"] if other else []
-    # without labels, and so under one that says nothing: leaving pictures out is the same for both
-    whole = Labelled(root.resolve().name, said, FileImages(root, paths), (0,) * len(paths))
+    class_list = ClassList(tuple(classes), tuple(prompts)) if prompts else ClassList(tuple(classes))
+    paths, other = _walk(root)
+    notes = [f"ignored files that are no images: {some(other)}"] if other else []
+    # with a dummy label, so that ``readable`` can be used
+    split = Labelled(root.resolve().name, class_list, FileImages(root, paths), (0,) * len(paths))
     if on_bad_image != "error":
-        whole = readable(whole, on_bad_image, notes, progress)
-    if len(whole) < 2:
+        split = readable(split, on_bad_image, notes, progress)
+    if len(split) < 2:
         raise InputError(
             "DATA-MISSING",
-            f"'{printable(root)}' holds {len(whole)} pictures: at least two are needed",
-            expected=f"files that end in {', '.join(sorted(PICTURES))}",
+            f"'{printable(root)}' holds {len(split)} images: at least two are needed",
+            expected=f"files that end in {', '.join(sorted(IMAGE_SUFFIXES))}",
             fix="name another folder",
         )
-    if len(whole) < len(said):
-        notes.append(f"{len(whole)} pictures for {len(said)} classes: some of them cannot occur")
-    return Unlabelled(whole.name, said, NamelessImages(whole.images)), tuple(notes)
+    if len(split) < len(class_list):
+        notes.append(f"{len(split)} images for {len(class_list)} classes: some classes cannot occur")
+    return Unlabelled(split.name, class_list, NamelessImages(split.images)), tuple(notes)
 
 
 def _refused(error: OSError) -> None:
-    """A folder that cannot be looked into may hold anything: it is not passed over."""
+    """Raise for a folder that cannot be listed."""
     raise InputError(
         "DATA-MISSING",
-        f"'{printable(error.filename)}' cannot be looked into",
+        f"'{printable(error.filename)}' cannot be listed",
         reason=error.strerror or str(error),
         fix="allow reading it, or move it away",
     ) from error
 
 
-def _found(root: Path) -> tuple[list[str], list[str]]:
-    """Pictures and other files, by their paths from the root, in the order people count."""
-    pictures: list[str] = []
+def _walk(root: Path) -> tuple[list[str], list[str]]:
+    """Return images and other files as paths relative to the root, in natural order."""
+    images: list[str] = []
     other: list[str] = []
     links = Links(root)
     for place, folders, names in os.walk(root, onerror=_refused):
@@ -69,7 +69,7 @@ def _found(root: Path) -> tuple[list[str], list[str]]:
         for name in names:
             path = Path(place, name).relative_to(root).as_posix()
             if not is_hidden(name):
-                if Path(place, name).is_symlink() and suffix(name) in PICTURES:
+                if Path(place, name).is_symlink() and suffix(name) in IMAGE_SUFFIXES:
                     links.require_inside(path)
-                (pictures if suffix(name) in PICTURES else other).append(path)
-    return sorted(pictures, key=natural), sorted(other, key=natural)
+                (images if suffix(name) in IMAGE_SUFFIXES else other).append(path)
+    return sorted(images, key=natural), sorted(other, key=natural)

@@ -253,7 +253,7 @@ def _evaluate_texts(session: Session, model: nn.Module, split: TextDataset) -> L
     return evaluate_lm(
         model,
         split,
-        batch_size=min(split.at_once, micro_batch or split.at_once),
+        batch_size=min(split.default_batch_size, micro_batch or split.default_batch_size),
         workers=options.workers,
         progress=options.progress,
     )

@@ -176,7 +176,7 @@ def evaluate_texts(
 ) -> TextEvaluation:
     """Evaluate a subject on the texts of one file."""
     score = evaluate_lm(
-        subject.model, texts, batch_size=batch or TextDataset.at_once, workers=workers, progress=progress
+        subject.model, texts, batch_size=batch or TextDataset.default_batch_size, workers=workers, progress=progress
     )
     return TextEvaluation(
         model=model.name,

@@ -175,6 +175,6 @@ def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the features of {len(bad)} images of {split.name} are NaN or infinite",
-            first=split.images.label(start + bad[0]),
+            first=split.images.describe(start + bad[0]),
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )

@@ -173,13 +173,13 @@ def _require_whole_batches(objective: Objective, schedule: Schedule) -> None:
         raise UsageError(
             "OBJECTIVE",
             f"'{printable(compared[0])}' compares the images of a batch, so it cannot use micro-batches",
-            fix="leave --micro-batch out, and lower --batch-size instead",
+            fix="leave --micro-batch out, and lower --batch instead",
         )
     if compared and schedule.batch_size < 2:
         raise UsageError(
             "OBJECTIVE",
             f"'{printable(compared[0])}' compares the images of a batch, and a batch has one image",
-            fix="--batch-size 64",
+            fix="--batch 64",
         )
 
 

@@ -66,7 +66,7 @@ def weight_gradient(
             _require_fixed_targets(term)
             head = head_for(encoder, term.split)
             views = term.views(encoder)
-            size = min(batch_size, term.split.at_once)
+            size = min(batch_size, term.split.default_batch_size)
             done = 0
             for batch in Batches(term.split, *views, size=size, seed=seed, workers=workers):
                 inputs = _inputs(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, batch)
@@ -135,6 +135,6 @@ def _require_finite(loss: Tensor, term: DataTerm, batch: Batch) -> None:
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {printable(term.name)} is {loss.item()}",
-            found=[term.split.label(i) for i in batch.indices[:20]],
-            fix=f"look at these {term.split.things}",
+            found=[term.split.describe(i) for i in batch.indices[:20]],
+            fix=f"look at these {term.split.item_kind}",
         )

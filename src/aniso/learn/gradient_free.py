@@ -122,8 +122,17 @@ class _Looks:
         if not self._values or not torch.equal(values, self._values[-1]):
             self._measured = self._validation.measure()
         self._values.append(values)
-        fields = {"epoch": len(self.history), "evaluations": evaluations, "loss": loss, "terms": {}}
-        self.history.append(EpochRow.model_validate({**fields, **self._measured, "kept": False}))
+        row = EpochRow.model_validate(
+            {
+                "epoch": len(self.history),
+                "evaluations": evaluations,
+                "loss": loss,
+                "terms": {},
+                **self._measured,
+                "kept": False,
+            }
+        )
+        self.history.append(row)
         kept = self._kept
         self.history = [row.model_copy(update={"kept": i == kept}) for i, row in enumerate(self.history)]
 
@@ -161,7 +170,7 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
     for weight, term in objective.data_terms:
         head = head_for(composition, term.split)
         views = term.views(composition)
-        size = min(_AT_ONCE, term.split.at_once)
+        size = min(_AT_ONCE, term.split.default_batch_size)
         for batch in Batches(term.split, *views, size=size, seed=seed):
             own = tuple(composition(view.to(device)).float() for view in batch.views)
             labels = None if batch.labels is None else batch.labels.to(device)

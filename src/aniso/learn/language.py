@@ -94,7 +94,7 @@ def evaluate_lm(
     model: nn.Module,
     split: TextDataset,
     *,
-    batch_size: int = TextDataset.at_once,
+    batch_size: int = TextDataset.default_batch_size,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> LanguageScore:

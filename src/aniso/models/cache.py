@@ -25,7 +25,7 @@ class WeightsCache:
     directory: Path | None
 
     @classmethod
-    def usual(cls) -> WeightsCache:
+    def default(cls) -> WeightsCache:
         return cls(cache_directory("class-weights"))
 
     def get(self, key: str, classes: ClassList) -> ClassWeights | None:

@@ -68,11 +68,11 @@ class Encoder(Wrapped):
         self.transforms = Transforms(pixels)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Image features, not normalised, of pictures that ``transforms`` has finished."""
+        """Image features, not normalised, of images that ``transforms`` has finished."""
         return self.family.image(self._network, images)
 
     def identity(self) -> JsonObject:
-        """Its weights, what class weights are made of, and how it sees pictures."""
+        """Its weights, what class weights are made of, and how it sees images."""
         pixels = asdict(self.transforms.pixels)
         return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}
 
@@ -130,7 +130,7 @@ class Encoder(Wrapped):
         """
         if not self.has_text and self.family.own_head is not None:
             return self._own_rows(classes)
-        cache = cache if cache is not None else WeightsCache.usual()
+        cache = cache if cache is not None else WeightsCache.default()
         key = self._text_key(classes) if self.has_text else ""
         found = cache.get(key, classes) if key else None
         if found is not None:

@@ -145,7 +145,7 @@ def bounded(where: object, pixels: Pixels) -> Pixels:
 
 
 def _require_usual(path: Path, said: JsonObject) -> None:
-    """Steps that views do not have; left out, they would change every picture without a word."""
+    """Steps that views do not have; left out, they would change every image without a word."""
     usual: dict[str, tuple[object, ...]] = {
         **{f"do_{step}": (None, True) for step in ("resize", "rescale", "normalize")},
         "do_flip_channel_order": (None, False),
@@ -158,10 +158,10 @@ def _require_usual(path: Path, said: JsonObject) -> None:
     if odd:
         raise InputError(
             "DIR-CONFIG",
-            f"'{printable(path)}' prepares pictures in a way that is not supported",
+            f"'{printable(path)}' prepares images in a way that is not supported",
             found=[printable(line) for line in odd],
             expected="resized (bilinear or bicubic), divided by 255, normalised; red, green, blue",
-            fix="use the model's own library for its pictures",
+            fix="use the model's own library for its images",
         )
 
 

@@ -1,4 +1,4 @@
-"""How pictures become a model's input: for looking, for training, and heavily changed for self-training."""
+"""How images become a model's input: for looking, for training, and heavily changed for self-training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Pixels:
 
 
 class _View:
-    """Shared by all views: how a stack of eight-bit pictures is finished."""
+    """Shared by all views: how a stack of eight-bit images is finished."""
 
     pixels: Pixels
 
@@ -60,32 +60,32 @@ class _View:
 @final
 @dataclass(frozen=True)
 class Whole(_View):
-    """The middle of the picture; nothing is random."""
+    """The middle of the image; nothing is random."""
 
     pixels: Pixels
     name: str = "eval"
 
-    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
+    def __call__(self, image: Image.Image, rng: torch.Generator) -> Tensor:
         from torchvision.transforms.v2.functional import center_crop_image
 
-        image, size = _tensor(picture), self.pixels.size
+        pixels, size = _tensor(image), self.pixels.size
         if self.pixels.resize == "shortest":
-            image = _shortened(image)
+            pixels = _shortened(pixels)
         tall = wide = short = int(size / self.pixels.margin)
-        height, width = image.shape[-2:]
+        height, width = pixels.shape[-2:]
         # the longer side is cut down to a whole number, as torchvision and Pillow pipelines do
         if self.pixels.resize == "shortest" and height < width:
             wide = int(short * width / height)
         elif self.pixels.resize == "shortest":
             tall = int(short * height / width)
-        middle: Tensor = center_crop_image(self.pixels.scaled(image, tall, wide), [size, size])
+        middle: Tensor = center_crop_image(self.pixels.scaled(pixels, tall, wide), [size, size])
         return middle
 
 
 @final
 @dataclass(frozen=True)
 class Crop(_View):
-    """A random piece of the picture, scaled to size; mirrored half of the time if asked for."""
+    """A random piece of the image, scaled to size; mirrored half of the time if asked for."""
 
     pixels: Pixels
     least: float
@@ -93,10 +93,10 @@ class Crop(_View):
     flip: bool = False
     name: str = "train"
 
-    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
-        image = _tensor(picture)
-        top, left, height, width = _piece(image.shape[-2], image.shape[-1], self.least, rng)
-        cut = image[:, top : top + height, left : left + width]
+    def __call__(self, image: Image.Image, rng: torch.Generator) -> Tensor:
+        pixels = _tensor(image)
+        top, left, height, width = _piece(pixels.shape[-2], pixels.shape[-1], self.least, rng)
+        cut = pixels[:, top : top + height, left : left + width]
         view = self.pixels.scaled(cut, self.pixels.size, self.pixels.size)
         return view.flip(-1) if self.flip and _uniform(rng) < 0.5 else view
 
@@ -111,8 +111,8 @@ class Strong(_View):
     changes: int = 2
     name: str = "strong"
 
-    def __call__(self, picture: Image.Image, rng: torch.Generator) -> Tensor:
-        view = Crop(self.pixels, self.least, flip=True)(picture, rng)
+    def __call__(self, image: Image.Image, rng: torch.Generator) -> Tensor:
+        view = Crop(self.pixels, self.least, flip=True)(image, rng)
         for _ in range(self.changes):
             change = CHANGES[int(torch.randint(len(CHANGES), (), generator=rng))]
             view = change(view, rng)
@@ -145,19 +145,19 @@ class Transforms:
         return Strong(self.pixels)
 
 
-def _tensor(picture: Image.Image) -> Tensor:
+def _tensor(image: Image.Image) -> Tensor:
     from torchvision.transforms.v2.functional import pil_to_tensor
 
-    out: Tensor = pil_to_tensor(picture)
+    out: Tensor = pil_to_tensor(image)
     return out
 
 
-def _shortened(image: Tensor) -> Tensor:
-    """The middle of a picture much longer than wide: scaled, all of it could be more than memory holds."""
-    height, width = image.shape[-2:]
+def _shortened(pixels: Tensor) -> Tensor:
+    """The middle of an image much longer than wide: scaled, all of it could be more than memory holds."""
+    height, width = pixels.shape[-2:]
     most = _LONGEST * min(height, width)
     top, left = max(0, height - most) // 2, max(0, width - most) // 2
-    return image[:, top : top + most, left : left + most]
+    return pixels[:, top : top + most, left : left + most]
 
 
 def _uniform(rng: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:

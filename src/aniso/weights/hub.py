@@ -46,14 +46,14 @@ def fetch(ref: str) -> Fetched:
 
 
 def fetch_dataset(ref: str, into: Path) -> Path:
-    """The tables of a data set on the hub, copied into a directory."""
+    """The tables of a dataset on the hub, copied into a directory."""
     match = _ID.match(ref)
     assert match is not None
     return _snapshot(match["repo"], match["revision"], _TABLES, into)
 
 
 def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...], into: Path | None = None) -> Path:
-    """The files of a repository; with ``into``, of a data set's and in that directory."""
+    """The files of a repository; with ``into``, of a dataset's and in that directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.errors import HTTPError as HttpError  # type: ignore[attr-defined]

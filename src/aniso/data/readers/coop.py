@@ -24,11 +24,11 @@ class CoopReader(Reader):
     """Reads the JSON splits that CoOp published."""
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """``file`` holds {"train": [[path, number, class name], ...], ...}; paths are below ``images``."""
+        """Read ``file``, {"train": [[path, number, class name], ...], ...}; paths are below ``images``."""
         given.require_known(settings, "images", "file", "parts")
         file = root / relative(given.text(settings, "file"), "file")
         below = Below(root, relative(given.text(settings, "images"), "images"))
-        asked, notes = given.asked_parts(in_order(read_json(file)), settings)
+        asked, notes = given.select_parts(in_order(read_json(file)), settings)
         numbers: dict[str, int] = {}
         rows = {part: _rows(file, part, entries, below, numbers) for part, entries in asked.items()}
         # raises if a part other than train has classes of its own

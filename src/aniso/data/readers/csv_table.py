@@ -16,7 +16,7 @@ from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text, once
 from aniso.data.readers.naming import first_few, in_order, is_hidden, known_part, some
 from aniso.data.readers.safe_paths import Below
-from aniso.data.readers.texts import beside, read_text
+from aniso.data.readers.texts import read_class_card, read_text
 from aniso.errors import AnisoError, InputError, printable
 from aniso.registry import READERS
 
@@ -35,7 +35,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which column is which."""
+    """The positions of the columns."""
 
     path: int
     label: int
@@ -57,7 +57,7 @@ class CsvReader(Reader):
         return path.is_file() and path.suffix.lower() in _SUFFIXES
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """Paths are relative to the table's directory and must stay below it."""
+        """Read paths, which are relative to the table's directory, and labels."""
         given.require_known(settings, "path", "label", "split", "parts")
         files, notes = _tables(root)
         rows: list[_Row] = []
@@ -65,14 +65,14 @@ class CsvReader(Reader):
             found, columns = _rows(file, part, settings)
             rows += found
             if columns.unused:
-                notes.append(f"columns of {printable(file.name)} that were not used: {some(columns.unused)}")
-        grouped, left_out = given.asked_parts(_by_part(rows), settings)
+                notes.append(f"columns of {printable(file.name)} not used: {some(columns.unused)}")
+        grouped, left_out = given.select_parts(_by_part(rows), settings)
         base = root if root.is_dir() else root.parent
         return _reading(base, grouped, [*notes, *left_out])
 
 
 def _is_table(path: Path) -> bool:
-    """Whether a file's first line names a column of paths and one of labels."""
+    """True if a file's first line names a column of paths and one of labels."""
     if path.suffix.lower() not in _SUFFIXES:
         return False
     try:
@@ -83,28 +83,28 @@ def _is_table(path: Path) -> bool:
 
 
 def _tables_in(root: Path) -> list[Path]:
-    """The tables in a directory."""
+    """Return the tables in a directory."""
     names = sorted(p for p in root.iterdir() if p.suffix.lower() in _SUFFIXES and not is_hidden(p.name))
     return [path for path in names if path.is_file()]
 
 
 def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
-    """The table of each part."""
+    """Return the table of each part, and notes."""
     if not root.is_dir():
         return {known_part(root.stem) or "all": root}, []
     found = _tables_in(root)
-    usual = {part: path for path in found if (part := known_part(path.stem))}
-    twice = [path.name for path in found if (part := known_part(path.stem)) and usual[part] != path]
+    standard = {part: path for path in found if (part := known_part(path.stem))}
+    twice = [path.name for path in found if (part := known_part(path.stem)) and standard[part] != path]
     if twice:
         raise InputError(
             "DATA-FORMAT",
             f"'{printable(root)}' has two tables for one part",
-            found=some(sorted({*twice, *(path.name for path in usual.values())})),
+            found=some(sorted({*twice, *(path.name for path in standard.values())})),
             fix="keep one of them, or name a table itself",
         )
-    if usual:
-        rest = [path.name for path in found if path not in usual.values()]
-        return usual, [f"tables that are no part were ignored: {some(rest)}"] if rest else []
+    if standard:
+        rest = [path.name for path in found if path not in standard.values()]
+        return standard, [f"ignored tables whose names are no split: {some(rest)}"] if rest else []
     if len(found) != 1:
         raise InputError(
             "DATA-FORMAT",
@@ -136,18 +136,18 @@ def _rows(file: Path, part: str, settings: Mapping[str, object]) -> tuple[list[_
     if wrong:
         raise _malformed(file, wrong)
     if not lines:
-        raise InputError("DATA-EMPTY", f"'{label}' has no rows", fix="add a line for every picture")
+        raise InputError("DATA-EMPTY", f"'{label}' has no rows", fix="add a line for every image")
     rows = [_row(cells, where, columns, part) for cells, where in lines]
-    unsaid = [row.where for row in rows if not row.part]
-    if unsaid:
-        raise _malformed(file, [f"{where}: no split" for where in unsaid])
+    without_split = [row.where for row in rows if not row.part]
+    if without_split:
+        raise _malformed(file, [f"{where}: no split" for where in without_split])
     return rows, columns
 
 
 def _row(cells: Sequence[str], where: str, columns: _Columns, part: str) -> _Row:
     if columns.split is not None:
-        said = cells[columns.split].strip()
-        part = known_part(said) or said
+        split = cells[columns.split].strip()
+        part = known_part(split) or split
     return _Row(cells[columns.path].strip(), cells[columns.label].strip(), part, where)
 
 
@@ -172,12 +172,14 @@ def _columns(file: Path, header: str, settings: Mapping[str, object]) -> _Column
     return None
 
 
-def _find(names: Sequence[str], settings: Mapping[str, object], key: str, usual: Sequence[str]) -> int | None:
+def _find(
+    names: Sequence[str], settings: Mapping[str, object], key: str, standard: Sequence[str]
+) -> int | None:
     if key in settings:
-        asked = given.text(settings, key)
-        return names.index(asked) if asked in names else None
+        name = given.text(settings, key)
+        return names.index(name) if name in names else None
     lower = [name.lower() for name in names]
-    return next((lower.index(name) for name in usual if name in lower), None)
+    return next((lower.index(name) for name in standard if name in lower), None)
 
 
 def _by_part(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
@@ -195,14 +197,14 @@ def _reading(base: Path, parts: Mapping[str, list[_Row]], notes: list[str]) -> R
         named = [below.name(row.path, row.where) for row in rows]
         kept = once(named, [row.label for row in rows], lambda i, rows=rows: rows[i].where)  # type: ignore[misc]
         if len(kept) < len(rows):
-            notes.append(f"{part}: {len(rows) - len(kept):,} lines ignored, for they repeat another")
+            notes.append(f"{part}: {len(rows) - len(kept):,} repeated lines ignored")
         paths[part] = [named[i] for i in kept]
         columns[part] = _column([rows[i] for i in kept])
         below.require(paths[part], columns[part].where)
-    said = beside(base)
-    classes, codes = by_text(columns, said.classes)
-    found = {part: Part(FileImages(base, paths[part]), classes, codes[part]) for part in parts}
-    return Reading(found, tuple(notes), prompts=said.prompts)
+    card = read_class_card(base)
+    classes, codes = by_text(columns, card.classes)
+    images = {part: Part(FileImages(base, paths[part]), classes, codes[part]) for part in parts}
+    return Reading(images, tuple(notes), prompts=card.prompts)
 
 
 def _column(rows: Sequence[_Row]) -> Column:
@@ -215,7 +217,7 @@ def _column(rows: Sequence[_Row]) -> Column:
 def _no_columns(file: Path, header: str) -> InputError:
     return InputError(
         "DATA-FORMAT",
-        f"'{printable(file)}' does not say where the pictures and their labels are",
+        f"'{printable(file)}' has no column of image paths, or none of labels",
         found=printable(header.strip()) or "an empty line",
         expected=f"a first line with a column of {', '.join(_PATHS)} and one of {', '.join(_LABELS)}",
         fix="name the columns in the first line, or in the task's card",

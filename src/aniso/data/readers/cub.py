@@ -1,4 +1,4 @@
-"""Caltech-UCSD Birds: four tables that share a number for every picture."""
+"""Reader of Caltech-UCSD Birds: four tables that share a number for every image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CubReader(Reader):
     """Reads CUB-200-2011 as its authors published it."""
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """``images`` is the folder that holds images.txt and, in ``images``, the pictures."""
+        """Read the tables; ``images`` names the folder that holds images.txt and the folder ``images``."""
         given.require_known(settings, "images")
         folder = relative(given.text(settings, "images", "CUB_200_2011"), "images")
         base = root / folder
@@ -44,7 +44,7 @@ class CubReader(Reader):
 def _table(
     file: Path, keys: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Lines "number value"; with the numbers there must be, and the values there may be."""
+    """Read lines "number value"; ``keys`` are the required numbers, ``values`` the allowed values."""
     lines = [(*line.partition(" ")[::2], where) for line, where in read_lines(file)]
     table = {key: value.strip() for key, value, _ in lines}
     wrong = [
@@ -52,14 +52,14 @@ def _table(
         for _, value, where in lines
         if not value or (values is not None and value.strip() not in values)
     ]
-    wrong += [f"{key} comes twice" for key in table if len(table) < len(lines)][:1]
+    wrong += [f"{key} occurs twice" for key in table if len(table) < len(lines)][:1]
     if keys is not None:
         wrong += [f"{key} is missing or too many" for key in sorted(keys.keys() ^ table.keys())]
     if wrong:
         raise InputError(
             "DATA-FORMAT",
-            f"'{printable(file)}' does not fit the other tables of the data set",
+            f"'{printable(file)}' does not fit the other tables of the dataset",
             found=first_few(wrong),
-            fix="unpack the data set again",
+            fix="unpack the dataset again",
         )
     return table

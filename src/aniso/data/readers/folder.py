@@ -1,4 +1,4 @@
-"""A folder for each class, in a folder for each part."""
+"""Reader of a folder per class, in a folder per split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
 from aniso.data.readers.naming import (
-    PICTURES,
+    IMAGE_SUFFIXES,
     first_few,
     in_order,
     is_hidden,
@@ -34,7 +34,7 @@ Inode = tuple[int, int]
 
 @dataclass
 class _Ignored:
-    """What lies in the folders and is no picture of a class."""
+    """Files and folders that are no image of a class."""
 
     hidden: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
@@ -42,13 +42,13 @@ class _Ignored:
     links: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        said = {
-            "ignored, for it is hidden": self.hidden,
-            "ignored, for it is no picture": self.other,
-            "ignored, for it is in no class's folder": self.stray,
-            "not followed, for it links to a folder already read": self.links,
+        ignored = {
+            "ignored hidden files": self.hidden,
+            "ignored files that are no images": self.other,
+            "ignored images outside of class folders": self.stray,
+            "links not followed, to folders already read": self.links,
         }
-        return [f"{what}: {some(sorted(names))}" for what, names in said.items() if names]
+        return [f"{what}: {some(sorted(names))}" for what, names in ignored.items() if names]
 
 
 @READERS.register("folder")
@@ -62,13 +62,13 @@ class FolderReader(Reader):
         return path.is_dir() and bool(visible_folders(path))
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """Pictures are found at any depth below a class's folder, by suffix; the rest is in the notes."""
+        """List images at any depth below a class's folder, by suffix; other files are listed in the notes."""
         given.require_known(settings, "parts")
         ignored = _Ignored()
         parts = _parts(root, settings, ignored)
         links = Links(root)
         found = {part: _classes(root, folder, ignored, links) for part, folder in parts.items()}
-        _require_pictures(root, found)
+        _require_images(root, found)
         names = {part: [name for name, paths in of.items() for _ in paths] for part, of in found.items()}
         classes, codes = by_name(names)
         images = {
@@ -84,7 +84,7 @@ class FolderReader(Reader):
 
 
 def _parts(root: Path, settings: Mapping[str, object], ignored: _Ignored) -> dict[str, str]:
-    """Where each part lies, from the root."""
+    """Return each part's folder, relative to the root."""
     if "parts" in settings:
         folders = {part: relative(place, "parts") for part, place in given.texts(settings, "parts").items()}
         missing = [place for place in folders.values() if not (root / place).is_dir()]
@@ -94,17 +94,17 @@ def _parts(root: Path, settings: Mapping[str, object], ignored: _Ignored) -> dic
     if not root.is_dir():
         raise _missing(root.parent, [root.name])
     names = [entry.name for entry in _scan(root) if _is_folder(entry) and not is_hidden(entry.name)]
-    return _usual_parts(root, names, ignored) or {"all": ""}
+    return _standard_parts(root, names, ignored) or {"all": ""}
 
 
-def _usual_parts(root: Path, folders: list[str], ignored: _Ignored) -> dict[str, str]:
-    """Folders called train, val and test, unless they are classes themselves: a train is also a vehicle."""
-    usual = [name for name in folders if known_part(name)]
+def _standard_parts(root: Path, folders: list[str], ignored: _Ignored) -> dict[str, str]:
+    """Return the folders called train, val and test, unless they are classes: a train is also a vehicle."""
+    standard = [name for name in folders if known_part(name)]
     rest = [name for name in folders if not known_part(name)]
-    if rest and not any(_has_folders(root / name) for name in usual):
+    if rest and not any(_has_folders(root / name) for name in standard):
         return {}
     parts: dict[str, str] = {}
-    for name in sorted(usual):
+    for name in sorted(standard):
         part = str(known_part(name))
         if part in parts:
             raise InputError(
@@ -130,7 +130,7 @@ def _missing(root: Path, folders: list[str]) -> InputError:
         "DATA-MISSING",
         f"'{printable(root)}' lacks {len(folders)} of the folders to read",
         missing=first_few(folders),
-        fix=f"ls '{printable(root)}', and complete the data set",
+        fix=f"ls '{printable(root)}', and complete the dataset",
     )
 
 
@@ -138,7 +138,7 @@ def _missing(root: Path, folders: list[str]) -> InputError:
 
 
 def _classes(root: Path, folder: str, ignored: _Ignored, links: Links) -> dict[str, list[str]]:
-    """For every class of a part its pictures, as paths from the root."""
+    """Return the image paths of every class of a part, relative to the root."""
     base = root / folder
     links.require_inside(folder)
     prefix = f"{folder}/" if folder not in ("", ".") else ""
@@ -150,7 +150,7 @@ def _classes(root: Path, folder: str, ignored: _Ignored, links: Links) -> dict[s
             ignored.links.append(prefix + entry.name)
         else:
             links.require_inside(prefix + entry.name)
-            found[entry.name] = sorted(_pictures(root, prefix + entry.name, above, ignored, links))
+            found[entry.name] = sorted(_images(root, prefix + entry.name, above, ignored, links))
     _sort_files(entries, prefix, ignored)
     return found
 
@@ -163,15 +163,15 @@ def _is_class(entry: os.DirEntry[str], prefix: str, ignored: _Ignored) -> bool:
 
 
 def _sort_files(entries: list[os.DirEntry[str]], prefix: str, ignored: _Ignored) -> None:
-    """Notes the files that lie where class folders are expected."""
+    """Record the files that lie where class folders are expected."""
     for entry in entries:
         if not _is_folder(entry) and not is_hidden(entry.name) and prefix + entry.name != "task.toml":
-            stray = suffix(entry.name) in PICTURES
+            stray = suffix(entry.name) in IMAGE_SUFFIXES
             (ignored.stray if stray else ignored.other).append(prefix + entry.name)
 
 
-def _pictures(root: Path, start: str, above: set[Inode], ignored: _Ignored, links: Links) -> list[str]:
-    """Everything below a class's folder; each real folder once, so that links cannot go round in circles."""
+def _images(root: Path, start: str, above: set[Inode], ignored: _Ignored, links: Links) -> list[str]:
+    """Return all images below a class's folder; each real folder is read once, so links cannot loop."""
     seen = above | {_inode(root / start)}
     found: list[str] = []
     folders = [start]
@@ -185,7 +185,7 @@ def _pictures(root: Path, start: str, above: set[Inode], ignored: _Ignored, link
                 _enter(entry, path, seen, folders, ignored)
                 if folders and folders[-1] == path and entry.is_symlink():
                     links.require_inside(path)
-            elif suffix(entry.name) in PICTURES and _is_file(entry):
+            elif suffix(entry.name) in IMAGE_SUFFIXES and _is_file(entry):
                 if entry.is_symlink():
                     links.require_inside(path)
                 found.append(path)
@@ -205,22 +205,22 @@ def _enter(
     folders.append(path)
 
 
-def _require_pictures(root: Path, found: Mapping[str, Mapping[str, list[str]]]) -> None:
+def _require_images(root: Path, found: Mapping[str, Mapping[str, list[str]]]) -> None:
     empty = [f"{part}: no class folder" for part, of in found.items() if not of]
     for part, of in found.items():
         empty += [f"{part}: {name}" if part != "all" else name for name, paths in of.items() if not paths]
     if empty or not found:
         raise InputError(
             "DATA-EMPTY",
-            f"'{printable(root)}' has {len(empty)} folders without a picture",
+            f"'{printable(root)}' has {len(empty)} folders without images",
             empty=first_few(empty),
-            expected=f"a folder per class, with {', '.join(sorted(PICTURES))} files",
+            expected=f"a folder per class, with {', '.join(sorted(IMAGE_SUFFIXES))} files",
             fix="fill or remove these folders",
         )
 
 
 def _collisions(classes: tuple[str, ...]) -> list[str]:
-    """Names that differ in case or in how accents are encoded; some file systems hold them for the same."""
+    """Return a note on names that differ in case or accents only, which some file systems take as equal."""
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

@@ -1,4 +1,4 @@
-"""Labels as files state them become one list of classes and a code for every picture."""
+"""Labels as written in files, turned into one list of classes and an index for every image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aniso.data.readers.naming import first_few, natural, some
 from aniso.errors import InputError, printable
 
 Coded = tuple[tuple[str, ...], dict[str, tuple[int, ...]]]
-"""The classes, and for every part the codes of its pictures."""
+"""The classes, and for every part the class index of its images."""
 
 _WHOLE = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
@@ -20,15 +20,15 @@ _NOTHING = frozenset({"", "nan"})
 
 @dataclass(frozen=True)
 class Column:
-    """One label for every picture of a part, as written."""
+    """One label for every image of a part, as written."""
 
     values: Sequence[str]
     where: Callable[[int], str]
-    """What messages call a row."""
+    """Describes a row in messages."""
 
 
 def by_name(parts: Mapping[str, Sequence[str]], classes: Sequence[str] | None = None) -> Coded:
-    """Codes for class names; without a list of classes, those of all parts together are the list."""
+    """Return class indices for class names; the list of classes is that of all parts by default."""
     if classes is None:
         used = {part: set(names) for part, names in parts.items()}
         _require_trained(used)
@@ -38,9 +38,9 @@ def by_name(parts: Mapping[str, Sequence[str]], classes: Sequence[str] | None = 
 
 
 def by_text(parts: Mapping[str, Column], classes: Sequence[str] | None, *, count: bool = False) -> Coded:
-    """Codes for labels that are names, or numbers that count in a list of classes.
+    """Return class indices for labels that are class names, or indices into a list of classes.
 
-    Whether they are the one or the other is decided for all parts together; ``count`` decides for numbers.
+    All parts have one kind of label. ``count`` forces indices where the labels could be either.
     """
     every = {value for column in parts.values() for value in column.values}
     numbers = all(_NUMBER.fullmatch(value) or value.lower() in _NOTHING for value in every)
@@ -53,7 +53,7 @@ def by_text(parts: Mapping[str, Column], classes: Sequence[str] | None, *, count
 
 
 def _require_trained(used: Mapping[str, set[str]]) -> None:
-    """A class that occurs in testing alone could never be learned; it is nearly always a misspelt folder."""
+    """Raise if val or test has a class that train lacks, which is nearly always a misspelt folder."""
     if not used.get("train"):
         return
     learned = sorted(used["train"], key=natural)
@@ -66,7 +66,7 @@ def _require_trained(used: Mapping[str, set[str]]) -> None:
                 f"{part} has {len(extra)} classes that train lacks",
                 found=some(extra),
                 expected=some(learned),
-                fix="correct the names, or take these classes out",
+                fix="correct the names, or remove these classes",
             )
 
 
@@ -98,12 +98,12 @@ def _refuse(wrong: Sequence[str], expected: str) -> None:
             f"{len(wrong):,} labels name no class",
             found=first_few(wrong),
             expected=expected,
-            fix="correct the labels, or take these rows out",
+            fix="correct the labels, or remove these rows",
         )
 
 
 def once(paths: Sequence[str], names: Sequence[str], where: Callable[[int], str]) -> list[int]:
-    """Rows to keep so that no picture comes twice; one that comes with two labels is an error."""
+    """Return the rows to keep so that no image repeats; an image with two labels is an error."""
     first: dict[str, int] = {}
     wrong = []
     for i, path in enumerate(paths):
@@ -116,9 +116,9 @@ def once(paths: Sequence[str], names: Sequence[str], where: Callable[[int], str]
     if wrong:
         raise InputError(
             "DATA-LABEL",
-            f"{len(wrong):,} pictures have more than one label",
+            f"{len(wrong):,} images have more than one label",
             found=first_few(wrong),
-            expected="one class for each picture",
+            expected="one class for each image",
             fix="keep one of the lines",
         )
     return list(first.values())

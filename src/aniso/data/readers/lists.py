@@ -1,4 +1,4 @@
-"""Pictures named line by line in a text file for every part."""
+"""Reader of text files that list images, one file per part."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name, once
-from aniso.data.readers.naming import PICTURES, suffix
+from aniso.data.readers.naming import IMAGE_SUFFIXES, suffix
 from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines
 from aniso.errors import InputError, printable
 from aniso.registry import READERS
 
 Listed = tuple[str, str, str]
-"""A picture's path from the root, its class, and the line that says so."""
+"""An image's path from the root, its class, and the line that names it."""
 
 
 @READERS.register("lists")
@@ -45,7 +45,7 @@ class ListsReader(Reader):
 def reading(
     root: Path, below: Below, parts: Mapping[str, Sequence[Listed]], classes: Sequence[str] | None = None
 ) -> Reading:
-    """Parts whose pictures are listed; each must be there, and is taken once."""
+    """Build the reading of listed images; each must exist, and repeated lines are dropped."""
     notes: list[str] = []
     kept: dict[str, list[Listed]] = {}
     for part, rows in parts.items():
@@ -53,12 +53,12 @@ def reading(
             raise InputError(
                 "DATA-EMPTY",
                 f"the list of {part} in '{printable(root)}' is empty",
-                fix="complete the data set, or leave the part out of the card",
+                fix="complete the dataset, or leave the part out of the card",
             )
         paths, names, lines = zip(*rows, strict=True)
         first = once(paths, names, lines.__getitem__)
         if len(first) < len(rows):
-            notes.append(f"{part}: {len(rows) - len(first):,} lines ignored, for they repeat another")
+            notes.append(f"{part}: {len(rows) - len(first):,} repeated lines ignored")
         kept[part] = [rows[i] for i in first]
         below.require([paths[i] for i in first], lambda i, of=kept[part]: of[i][2])  # type: ignore[misc]
     order, codes = by_name({part: [name for _, name, _ in rows] for part, rows in kept.items()}, classes)
@@ -68,10 +68,10 @@ def reading(
 
 def _listed(below: Below, line: str, where: str) -> Listed:
     path, label = line, ""
-    if suffix(line) not in PICTURES:  # names may hold spaces, so a line that ends as a picture has no label
+    if suffix(line) not in IMAGE_SUFFIXES:  # a path may hold spaces
         path, _, label = (piece.strip() for piece in line.rpartition(" "))
         path, label = (path, label) if path else (label, "")
-    path = path.removeprefix("/")  # lines of SUN397 begin with one, meaning the folder of the pictures
+    path = path.removeprefix("/")  # SUN397 writes the folder of the images as /
     folder, _, name = path.rpartition("/")
     if label or folder:
         return below.name(path, where), label or folder, where
@@ -79,7 +79,7 @@ def _listed(below: Below, line: str, where: str) -> Listed:
     if not label:
         raise InputError(
             "DATA-LABEL",
-            f"a line does not say what its picture shows: '{printable(line)}'",
+            f"a line names no class: '{printable(line)}'",
             where=where,
             expected="path label, CLASS/name.jpg, or CLASS_012.jpg",
             fix="add the class to the line",

@@ -1,4 +1,4 @@
-"""Names on disk: which file is a picture, which name is a part, and in what order people count."""
+"""File names: suffixes of images, names of splits, natural sort order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from aniso.errors import printable
 
-PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
-"""Suffixes of picture files; what is inside is decided when a picture is decoded."""
+IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+"""Suffixes of image files; the format itself is recognised when an image is decoded."""
 
 _PARTS = {
     "train": "train",
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 def suffix(name: str) -> str:
-    """What follows the last dot, in lower case and without the dot."""
+    """Return what follows the last dot of a name, in lower case."""
     stem, dot, last = name.rpartition(".")
     return last.lower() if dot and stem else ""
 
 
 def is_hidden(name: str) -> bool:
-    """Whether an operating system or an editor left it there, and not a person."""
+    """True for names that operating systems and editors leave behind, such as ``.DS_Store``."""
     return name.startswith(".") or name.lower() in _JUNK
 
 
@@ -45,12 +45,12 @@ def visible_folders(root: Path) -> set[Path]:
 
 
 def known_part(name: str) -> str | None:
-    """``train``, ``val`` or ``test`` for the ways these are written."""
+    """Return ``train``, ``val`` or ``test`` for the usual spellings of these, else None."""
     return _PARTS.get(name.strip().lower())
 
 
 def part_of_file(name: str) -> str:
-    """The part a shard belongs to: ``train-00000-of-00002.parquet`` to train, ``pool.parquet`` to pool."""
+    """Return the part of a shard: ``train-00000-of-00002.parquet`` is of train, ``pool.parquet`` of pool."""
     words = re.split(r"[-_.]", name)
     known = known_part(words[0]) or next(iter(_only(known_part(word) for word in words[1:])), None)
     if known:
@@ -60,13 +60,13 @@ def part_of_file(name: str) -> str:
 
 
 def _only(parts: Iterable[str | None]) -> set[str]:
-    """The one part that is named; ``imagenet-train-000000.tar`` is of train, ``train_val`` of neither."""
+    """Return the part if just one is named: ``imagenet-train-0.tar`` is of train, ``train_val`` of none."""
     named = {part for part in parts if part}
     return named if len(named) == 1 else set()
 
 
 def natural(name: str) -> tuple[object, ...]:
-    """A key that sorts "2" before "10"."""
+    """Return a sort key that puts "2" before "10"."""
     # numbers are compared as (length, digits): int() refuses more than 4300 digits
     pieces = [_number(piece) if i % 2 else piece for i, piece in enumerate(_DIGITS.split(name))]
     return tuple(pieces), name
@@ -78,19 +78,19 @@ def _number(digits: str) -> tuple[int, str]:
 
 
 def in_order(parts: Mapping[str, T]) -> dict[str, T]:
-    """Train, val, test, then the others."""
-    usual = [name for name in ("train", "val", "test") if name in parts]
-    return {name: parts[name] for name in [*usual, *sorted(parts.keys() - set(usual), key=natural)]}
+    """Return the parts in the order train, val, test, then the others."""
+    first = [name for name in ("train", "val", "test") if name in parts]
+    return {name: parts[name] for name in [*first, *sorted(parts.keys() - set(first), key=natural)]}
 
 
 def some(names: Iterable[object]) -> str:
-    """The first few of many names, and how many there are."""
+    """Return the first few of many names, and how many there are."""
     listed = list(names)
     shown = ", ".join(printable(name, 80) for name in listed[:_SHOWN])
     return shown if len(listed) <= _SHOWN else f"{shown} … ({len(listed):,} in all)"
 
 
 def first_few(lines: Sequence[object]) -> list[str]:
-    """The same as lines of an error."""
+    """Return the first few of many lines, and how many more there are."""
     rest = [f"… {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
     return [printable(line, 400) for line in lines[:_SHOWN]] + rest

@@ -1,4 +1,4 @@
-"""Parquet tables in the layout of the Hugging Face hub: pictures inside, fetched when asked for."""
+"""Reader of Parquet tables in the layout of the Hugging Face hub, with the images inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aniso.data.readers.labels import Column, by_text
 from aniso.data.readers.naming import first_few, some
 from aniso.data.readers.parquet_images import OpenTable, ParquetImages, RowGroup, format_error, read_cells
 from aniso.data.readers.shards import require_filled, shards
-from aniso.data.readers.texts import Beside, beside, distinct
+from aniso.data.readers.texts import ClassCard, distinct, read_class_card
 from aniso.errors import InputError, printable
 from aniso.registry import READERS
 
@@ -28,15 +28,15 @@ _SMALL_ROW = 256
 
 @dataclass(frozen=True)
 class _Table:
-    """A file's footer, labels and keys; no pictures."""
+    """A file's footer, labels and keys; no images."""
 
     groups: tuple[RowGroup, ...]
     labels: tuple[str, ...]
     counted: bool
-    """Whether labels are numbers that count in the list of classes."""
+    """True if labels are indices into the list of classes."""
     keys: tuple[str, ...] | None
     names: tuple[str, ...] | None
-    """The class names the table's schema carries."""
+    """The class names in the table's schema."""
 
 
 @READERS.register("parquet")
@@ -54,10 +54,10 @@ class ParquetReader(Reader):
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
         """Read footers, labels and keys; ``image``, ``label`` and ``key`` name other columns."""
         given.require_known(settings, "image", "label", "key", "parts")
-        files, notes = given.asked_parts(shards(root, ".parquet"), settings)
+        files, notes = given.select_parts(shards(root, ".parquet"), settings)
         tables = {part: [_table(path, settings) for path in paths] for part, paths in files.items()}
         require_filled(root, {part: sum(len(table.labels) for table in of) for part, of in tables.items()})
-        said = _said(root, files, tables)
+        card = _class_card(root, files, tables)
         columns = {part: _column(files[part], of) for part, of in tables.items()}
         every = [table for of in tables.values() for table in of]
         counted = {table.counted for table in every if table.labels}
@@ -65,12 +65,12 @@ class ParquetReader(Reader):
             raise format_error(
                 root, "labels are numbers in some files and names in others", "one kind of label"
             )
-        classes, codes = by_text(columns, said.classes, count=counted == {True})
+        classes, codes = by_text(columns, card.classes, count=counted == {True})
         size = sum(group.size for table in every for group in table.groups)
         keep = None if size <= _IN_MEMORY else _GROUPS_KEPT
         images = {part: _images(part, of, keep) for part, of in tables.items()}
         parts = {part: Part(images[part], classes, codes[part]) for part in tables}
-        return Reading(parts, notes, prompts=said.prompts)
+        return Reading(parts, notes, prompts=card.prompts)
 
 
 def _images(part: str, tables: Sequence[_Table], keep: int | None) -> ParquetImages:
@@ -82,7 +82,7 @@ def _images(part: str, tables: Sequence[_Table], keep: int | None) -> ParquetIma
         twice = [name for name in ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
         raise InputError(
             "DATA-FORMAT",
-            f"{len(twice):,} keys of {part} come more than once",
+            f"{len(twice):,} keys of {part} are not unique",
             found=first_few(twice),
             fix="make the column of keys unique, or leave it out",
         )
@@ -100,7 +100,7 @@ def _table(path: Path, settings: Mapping[str, object]) -> _Table:
         _require_columns(path, schema, [image, label, *named_key])
         field = _bytes_field(path, schema.field(image))
         groups = _groups(path, metadata, image, field)
-        _require_pictures(path, groups)
+        _require_images(path, groups)
         key = given.text(settings, "key", "key")
         keys = _keys(path, file, key) if key in schema.names else None
         labels, counted = _labels(path, file, label)
@@ -123,7 +123,7 @@ def _require_columns(path: Path, schema: Any, wanted: Sequence[str]) -> None:
 
 
 def _bytes_field(path: Path, field: Any) -> str:
-    """Which member of the picture column holds bytes; a column of paths is refused."""
+    """Which member of the image column holds bytes; a column of paths is refused."""
     import pyarrow as pa
 
     kind = field.type
@@ -144,10 +144,10 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _groups(path: Path, metadata: Any, image: str, field: str) -> list[RowGroup]:
-    """The row groups, by their totals.
+    """Return the row groups by their totals.
 
-    What the footer says of single columns (nulls, sizes) is not asked for: where a damaged footer is at odds
-    with itself, the library ends the whole process (seen with pyarrow 26).
+    The footer's statistics of single columns are not read: where a damaged footer contradicts itself, the
+    library ends the whole process (seen with pyarrow 26).
     """
     found, first = [], 0
     for i in range(metadata.num_row_groups):
@@ -164,8 +164,8 @@ def _groups(path: Path, metadata: Any, image: str, field: str) -> list[RowGroup]
     return found
 
 
-def _require_pictures(path: Path, groups: Sequence[RowGroup]) -> None:
-    """Rows too small for pictures are looked into, for they may be paths alone."""
+def _require_images(path: Path, groups: Sequence[RowGroup]) -> None:
+    """Raise if rows too small for images hold only paths."""
     first = next((i for i, group in enumerate(groups) if group.rows), None)
     if first is not None and groups[first].size < _SMALL_ROW * groups[first].rows:
         cells = read_cells(groups, first)
@@ -205,7 +205,7 @@ def _refuse_labels(path: Path, column: Any, wrong: Callable[[Any], bool], what: 
             "DATA-LABEL",
             f"'{printable(path)}' has {len(rows):,} rows with {what}",
             found=first_few([f"row {i}: {printable(value)}" for i, value in rows]),
-            expected="one class for each picture: a whole number or a name",
+            expected="one class for each image: a whole number or a name",
             fix="correct the labels, or take these rows out",
         )
 
@@ -219,7 +219,7 @@ def _keys(path: Path, file: Any, name: str) -> tuple[str, ...]:
 
 
 def _schema_names(path: Path, schema: Any, label: str) -> tuple[str, ...] | None:
-    """Class names as Hugging Face's ``datasets`` writes them into the schema."""
+    """Return the class names that Hugging Face's ``datasets`` writes into the schema."""
     raw = (schema.metadata or {}).get(b"huggingface")
     if raw is None:
         return None
@@ -232,15 +232,17 @@ def _schema_names(path: Path, schema: Any, label: str) -> tuple[str, ...] | None
     return distinct(tuple(names), path)
 
 
-def _said(root: Path, files: Mapping[str, Sequence[Path]], tables: Mapping[str, Sequence[_Table]]) -> Beside:
-    """What is said of the classes: by a card beside the tables, or else in their schemas."""
+def _class_card(
+    root: Path, files: Mapping[str, Sequence[Path]], tables: Mapping[str, Sequence[_Table]]
+) -> ClassCard:
+    """Return the classes from a card in the directory of the tables, or else from their schemas."""
     folders = dict.fromkeys(
         [root if root.is_dir() else root.parent, *(p.parent for of in files.values() for p in of)]
     )
-    cards = [beside(folder) for folder in folders]
-    said = next((card for card in cards if card.classes is not None), cards[0])
-    if said.classes is not None:
-        return said
+    cards = [read_class_card(folder) for folder in folders]
+    card = next((card for card in cards if card.classes is not None), cards[0])
+    if card.classes is not None:
+        return card
     listed = {table.names for of in tables.values() for table in of if table.labels}
     if len(listed) > 1:
         raise InputError(
@@ -249,7 +251,7 @@ def _said(root: Path, files: Mapping[str, Sequence[Path]], tables: Mapping[str, 
             found=[some(names or ["none"]) for names in sorted(listed, key=str)[:4]],
             fix="write them with the same features, or put the list into card.json beside them",
         )
-    return Beside(next(iter(listed), None), said.prompts)
+    return ClassCard(next(iter(listed), None), card.prompts)
 
 
 def _column(files: Sequence[Path], tables: Sequence[_Table]) -> Column:
@@ -270,9 +272,9 @@ def _column(files: Sequence[Path], tables: Sequence[_Table]) -> Column:
 def _only_paths(path: Path, column: str) -> InputError:
     return InputError(
         "DATA-FORMAT",
-        f"'{printable(path)}' holds the paths of pictures, not the pictures",
+        f"'{printable(path)}' holds the paths of images, not the images",
         column=column,
         expected="bytes; a path in a table is never opened: it could name any file",
         likely="datasets.Dataset.to_parquet wrote it: that stores paths",
-        fix="write it with the pictures embedded, as push_to_hub does, or list paths and labels in a .csv",
+        fix="write it with the images embedded, as push_to_hub does, or list paths and labels in a .csv",
     )

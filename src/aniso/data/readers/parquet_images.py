@@ -18,23 +18,23 @@ _LARGEST_CELL = 1 << 30
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group: what has to be read to get at any of its pictures."""
+    """A row group, the unit in which a Parquet file is read."""
 
     path: str
     index: int
     first: int
-    """Its first row, counted in the file."""
+    """The number of its first row in the file."""
     rows: int
     column: str
     field: str
-    """The member of the column's struct that holds the bytes, or nothing for plain bytes."""
+    """The member of the column's struct that holds the bytes; empty for plain bytes."""
     size: int
-    """Its bytes, all columns together, as the footer has it."""
+    """The bytes of all its columns, according to the footer."""
 
 
 @final
 class ParquetImages(Images):
-    """Pictures in row groups; all that were read are kept, or the last few where there are too many."""
+    """Images in row groups; the groups that were read stay in memory, all or the last ``keep``."""
 
     def __init__(self, groups: Sequence[RowGroup], ids: Sequence[str], keep: int | None) -> None:
         self._groups = tuple(groups)
@@ -53,7 +53,7 @@ class ParquetImages(Images):
     def ids(self) -> Sequence[str]:
         return self._ids
 
-    def label(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         group, row = self._place(index)
         where = self._groups[group]
         return f"{where.path} row {where.first + row}"
@@ -65,7 +65,7 @@ class ParquetImages(Images):
         if not cell.is_valid or size > _LARGEST_CELL:
             found = f"{size:,} bytes" if cell.is_valid else "nothing"
             raise format_error(
-                self.label(index), f"column '{self._groups[group].column}' holds {found}", "a picture"
+                self.describe(index), f"column '{self._groups[group].column}' holds {found}", "an image"
             )
         return bytes(cell.as_py())
 
@@ -90,7 +90,7 @@ class ParquetImages(Images):
 
 
 def read_cells(groups: Sequence[RowGroup], number: int) -> Any:
-    """The bytes of a row group's pictures."""
+    """Read the bytes of a row group's images."""
     group = groups[number]
     wanted = f"{group.column}.{group.field}" if group.field else group.column
     with OpenTable(group.path) as file:
@@ -107,7 +107,7 @@ def read_cells(groups: Sequence[RowGroup], number: int) -> Any:
 
 
 class OpenTable:
-    """An open table; whatever the library finds wrong with it becomes our error.
+    """An open table; errors of pyarrow become ours.
 
     Read by position and in this thread: no memory maps, and no threads that a fork would lose.
     """

@@ -1,4 +1,4 @@
-"""Paths that a text names: they must lead to files below a directory, and the files must be there."""
+"""Paths from untrusted files: each must lead to an existing file below a directory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _UNTIDY = re.compile(r"^\./|//|/\./|/\.?$")
 
 
 def relative(named: str, where: str) -> str:
-    """The path without detours; one that could leave its directory is refused, unopened."""
+    """Return a normalised relative path; one that could leave its directory raises an error."""
     if not named or _LEAVES.search(named):
-        raise _leaves(named, where, "a path below the data set's directory")
+        raise _leaves(named, where, "a path below the dataset's directory")
     return str(PurePosixPath(named)) if _UNTIDY.search(named) else named
 
 
 @final
 class Below:
-    """Looks up files below a directory, each folder of which is listed once."""
+    """Looks up files below a directory; each folder is listed once."""
 
     def __init__(self, root: Path, folder: str = "", *, trust_links: bool = False) -> None:
-        """``folder`` is where below ``root`` the paths start; it may be a link, for the user put it there.
+        """Paths start at ``folder`` below ``root``; it may be a symbolic link.
 
-        ``trust_links`` is for trees laid out by the user; otherwise no link may lead out of the folder.
+        ``trust_links`` is for directories that the user made; otherwise no link may lead out of the folder.
         """
         self._prefix = f"{folder.rstrip('/')}/" if folder not in ("", ".") else ""
         self._base = root / folder
@@ -38,11 +38,11 @@ class Below:
         self._listed: dict[str, dict[str, str]] = {}
 
     def name(self, named: str, where: str) -> str:
-        """The path from the root."""
+        """Return a path relative to the root, for one relative to the folder."""
         return self._prefix + relative(named, where)
 
     def holds(self, path: str, where: str = "") -> bool:
-        """Whether the path, as ``name`` gave it, is a regular file."""
+        """True if the path, as ``name`` returns it, is a regular file."""
         folder, _, name = path.removeprefix(self._prefix).rpartition("/")
         if folder not in self._listed:
             self._listed[folder] = self._list(folder, where)
@@ -52,14 +52,14 @@ class Below:
         return kind in ("file", "link")
 
     def require(self, paths: Sequence[str], where: Callable[[int], str] = lambda _: "") -> None:
-        """An error that lists the files that are not there; ``where`` says which row names a path."""
+        """Raise an error that lists missing files; ``where`` describes the row that names a path."""
         missing = [path for i, path in enumerate(paths) if not self.holds(path, where(i))]
         if missing:
             raise InputError(
                 "DATA-MISSING",
-                f"{len(missing):,} files are not in '{printable(self._base)}'",
+                f"{len(missing):,} files are missing from '{printable(self._base)}'",
                 missing=first_few(missing),
-                fix="complete the data set, or take the lines that name them out",
+                fix="complete the dataset, or remove the lines that name them",
             )
 
     def _list(self, folder: str, where: str) -> dict[str, str]:
@@ -106,11 +106,11 @@ class Links:
         self._root = root
         home = root.resolve()
         self._homes = [home]
-        if home.parent.name == "snapshots":  # the hub's cache keeps the files themselves beside
+        if home.parent.name == "snapshots":  # the hub's cache links to files in a folder beside it
             self._homes.append(home.parent.parent / "blobs")
 
     def require_inside(self, path: str) -> None:
-        """Resolve a link, given by its path from the root."""
+        """Raise if a path, given relative to the root, leads out of it."""
         try:
             target = (self._root / path).resolve()
         except (OSError, RuntimeError):  # links that go round in circles
@@ -118,17 +118,17 @@ class Links:
         if not any(target.is_relative_to(home) for home in self._homes):
             raise UnsafeError(
                 "DATA-PATH",
-                f"a symbolic link leads out of the data set: '{printable(path)}'",
+                f"a symbolic link leads out of the dataset: '{printable(path)}'",
                 where=printable(self._root),
                 expected="links that stay inside",
-                fix="put the files there themselves, or name the directory that holds all of them",
+                fix="copy the files there, or name the directory that holds all of them",
             )
 
 
 def _leaves(named: str, where: str, expected: str) -> UnsafeError:
     return UnsafeError(
         "DATA-PATH",
-        f"a path leads out of the data set: '{printable(named)}'",
+        f"a path leads out of the dataset: '{printable(named)}'",
         where=where,
         expected=expected,
         fix="correct the path, or copy the file to where the others are",

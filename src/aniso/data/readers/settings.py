@@ -1,4 +1,4 @@
-"""What a card says about reading, checked before it is used."""
+"""Checked access to the keys of ``[reader]`` in a task card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def require_known(settings: Mapping[str, object], *known: str) -> None:
-    """A setting nobody reads is a spelling mistake."""
+    """Raise if a setting is unknown."""
     unknown = [name for name in settings if name not in known]
     if unknown:
         raise _bad("the reader has no such setting", some(unknown), ", ".join(known) or "no settings at all")
@@ -33,19 +33,19 @@ def flag(settings: Mapping[str, object], name: str) -> bool:
 
 
 def texts(settings: Mapping[str, object], name: str) -> dict[str, str]:
-    """A table of texts."""
+    """Return a table of texts."""
     value = settings.get(name)
     if not isinstance(value, Mapping) or not value or not all(isinstance(v, str) for v in value.values()):
         raise _bad(f"the reader needs '{name}'", printable(value), f'{name} = {{ train = "..." }}')
     return dict(value)
 
 
-def asked_parts(
+def select_parts(
     found: Mapping[str, T], settings: Mapping[str, object]
 ) -> tuple[dict[str, T], tuple[str, ...]]:
-    """The parts that ``parts`` asks for, by its names for them, and a note on those it leaves out.
+    """Return the parts that the setting ``parts`` selects, and a note on those it leaves out.
 
-    ``parts = ["train", "test"]`` picks, ``parts = { val = "dev" }`` renames, too; without it all are read.
+    ``parts = ["train", "test"]`` selects, ``parts = { val = "dev" }`` also renames; all by default.
     """
     wanted = settings.get("parts")
     if wanted is None:
@@ -53,21 +53,21 @@ def asked_parts(
     if isinstance(wanted, list):
         wanted = {name: name for name in wanted if isinstance(name, str)}
     if not isinstance(wanted, Mapping) or not all(isinstance(v, str) for v in wanted.values()):
-        raise _bad("'parts' cannot be understood", printable(wanted), 'parts = ["train", "test"]')
+        raise _bad("'parts' must be a list or table of names", printable(wanted), 'parts = ["train", "test"]')
     missing = [there for there in wanted.values() if there not in found]
     if missing:
         raise InputError(
             "DATA-MISSING",
             f"there is no part {some(missing)}",
             found=some(found),
-            fix="complete the data set, or correct 'parts' in the card",
+            fix="complete the dataset, or correct 'parts' in the card",
         )
     rest = sorted(found.keys() - set(wanted.values()))
     return {name: found[there] for name, there in wanted.items()}, _left_out(rest)
 
 
 def _left_out(rest: list[str]) -> tuple[str, ...]:
-    return (f"parts left out because the card does not ask for them: {some(rest)}",) if rest else ()
+    return (f"parts that the card does not select: {some(rest)}",) if rest else ()
 
 
 def _bad(problem: str, found: str, expected: str) -> InputError:

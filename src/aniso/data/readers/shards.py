@@ -1,4 +1,4 @@
-"""Data sets that lie in a few large files, one or more for each part."""
+"""Datasets in a few large files, one or more per part."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aniso.errors import InputError, printable
 
 
 def shards(root: Path, *suffixes: str) -> dict[str, list[Path]]:
-    """The files of each part: in ``root`` or ``root/data`` by name, or by folder in ``root/train`` ..."""
+    """Return the files of each part: by name in ``root`` or ``root/data``, or by folder in ``root/train``."""
     if not root.is_dir():
         if not root.is_file():  # a pipe could block for ever
             raise InputError(
                 "DATA-MISSING",
-                f"'{printable(root)}' is not there, or no regular file",
+                f"'{printable(root)}' does not exist, or is not a regular file",
                 fix=f"ls -l '{printable(root)}'",
             )
         return {known_part(part_of_file(root.name)) or "all": [root]}
@@ -34,12 +34,12 @@ def _by_part(folders: list[tuple[Path, str | None]], suffixes: tuple[str, ...]) 
 
 
 def require_filled(root: Path, counts: Mapping[str, int]) -> None:
-    """An error if there is no part, or one without pictures."""
+    """Raise if there is no part, or one without images."""
     empty = [part for part, count in counts.items() if not count]
     if empty or not counts:
         raise InputError(
             "DATA-EMPTY",
-            f"'{printable(root)}' has no pictures" + (f" for {some(empty)}" if empty else ""),
+            f"'{printable(root)}' has no images" + (f" for {some(empty)}" if empty else ""),
             found=some(f"{part}: {count:,}" for part, count in counts.items()) or "no file of this kind",
             fix=f"complete or remove these parts: ls '{printable(root)}'",
         )
@@ -51,7 +51,7 @@ def _folders(root: Path) -> list[tuple[Path, str | None]]:
 
 
 def _configuration(root: Path) -> list[tuple[Path, str | None]]:
-    """The hub puts the tables of a data set's configuration into a folder named after it."""
+    """Return the only folder, in which the hub puts the tables of a dataset's configuration."""
     inner = [root / name for name in _names(root) if not is_hidden(name) and (root / name).is_dir()]
     return [(inner[0], None)] if len(inner) == 1 else []
 

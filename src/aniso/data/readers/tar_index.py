@@ -1,4 +1,4 @@
-"""What lies where in a tar archive: headers are read, nothing is unpacked."""
+"""The index of a tar archive: headers are read, nothing is unpacked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COMPRESSED = {
 
 @dataclass(frozen=True)
 class Member:
-    """A regular file in the archive, by the place of its bytes."""
+    """A regular file in the archive, by the position of its bytes."""
 
     name: str
     offset: int
@@ -47,10 +47,10 @@ class Member:
 
 
 def members(file: RawFile) -> Iterator[Member]:
-    """Every regular file, in order; what no data archive should hold is refused.
+    """Yield every regular file in order; links, devices and paths out of the archive raise an error.
 
-    The walk is ours and only single headers are parsed by ``tarfile``: its own walk reads extensions of any
-    size, follows them by recursion, goes backwards over negative sizes, and ends without a word at damage.
+    Only single headers are parsed by ``tarfile``: its own iteration reads extensions of any size, follows
+    them by recursion, goes backwards over negative sizes, and ends silently at damage.
     """
     _require_plain(file)
     offset, name, size = 0, None, None
@@ -73,7 +73,7 @@ def members(file: RawFile) -> Iterator[Member]:
 
 
 def _header(file: RawFile, offset: int) -> tarfile.TarInfo | None:
-    """The header at an offset, or None at the end of the archive."""
+    """Return the header at an offset, or None at the end of the archive."""
     if offset == file.size:  # some writers leave the closing zeros out
         return None
     if offset + _BLOCK > file.size:
@@ -103,25 +103,25 @@ def _extension(file: RawFile, header: tarfile.TarInfo, offset: int) -> bytes:
 def _attributes(
     file: RawFile, is_global: bool, text: bytes, name: str | None, size: int | None
 ) -> tuple[str | None, int | None]:
-    """Name and size, where a pax extension states them."""
-    said = dict(_records(file, text))
-    if any(key.startswith(b"GNU.sparse") for key in said):
+    """Return name and size, replaced by those of a pax extension."""
+    fields = dict(_records(file, text))
+    if any(key.startswith(b"GNU.sparse") for key in fields):
         raise _refused(file, name or "", "a sparse file")
     if is_global:
-        if {b"path", b"size"} & said.keys():
+        if {b"path", b"size"} & fields.keys():
             raise _refused(file, "", "one name or size for all members")
         return name, size
-    if b"path" in said:
-        name = _decoded(file, said[b"path"])
-    if b"size" in said:
-        if not re.fullmatch(rb"[0-9]{1,18}", said[b"size"]):
-            raise _refused(file, name or "", f"a size of {printable(said[b'size'])}")
-        size = int(said[b"size"])
+    if b"path" in fields:
+        name = _decoded(file, fields[b"path"])
+    if b"size" in fields:
+        if not re.fullmatch(rb"[0-9]{1,18}", fields[b"size"]):
+            raise _refused(file, name or "", f"a size of {printable(fields[b'size'])}")
+        size = int(fields[b"size"])
     return name, size
 
 
 def _records(file: RawFile, text: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Lines of the form "length key=value", the length being that of the line."""
+    """Yield keys and values of lines "length key=value", where length is that of the line."""
     at = 0
     while at < len(text) and text[at]:
         match = _RECORD.match(text, at)
@@ -156,8 +156,8 @@ def _require_plain(file: RawFile) -> None:
         if head.startswith(magic):
             raise UnsafeError(
                 "DATA-TAR",
-                f"'{file.label}' is compressed, so pictures cannot be fetched from its middle",
-                expected="a plain .tar; pictures are compressed already",
+                f"'{file.label}' is compressed, so images cannot be read from its middle",
+                expected="a plain .tar; images are compressed already",
                 fix=f"{tool} '{file.label}'",
             )
     if not file.size:
@@ -165,12 +165,12 @@ def _require_plain(file: RawFile) -> None:
 
 
 def _require_padding(file: RawFile, offset: int) -> None:
-    """Behind the end there may be zeros, but no second archive that other readers would find."""
+    """Raise unless only zeros follow the end: no second archive that other readers would find."""
     rest = file.size - offset
     if rest > _LARGEST_PADDING or file.read(offset, rest).count(0) != rest:
         raise UnsafeError(
             "DATA-TAR",
-            f"'{file.label}' goes on behind its end",
+            f"'{file.label}' has data after its end",
             found=f"{rest:,} bytes after the closing zeros begin",
             fix="write the archive again; several joined by cat are no archive",
         )
@@ -188,9 +188,9 @@ def _damaged(file: RawFile, offset: int, found: str) -> InputError:
 def _refused(file: RawFile, name: str, found: str) -> UnsafeError:
     return UnsafeError(
         "DATA-TAR",
-        f"'{file.label}' holds something that no archive of pictures needs",
+        f"'{file.label}' holds a member that no archive of images needs",
         member=printable(name),
         found=found,
         expected="regular files below the archive's root",
-        fix="write the archive again from the pictures",
+        fix="write the archive again from the images",
     )

@@ -1,4 +1,4 @@
-"""Small text files beside pictures: bounded, regular, UTF-8; lists of classes among them."""
+"""Text files of a dataset: of bounded size, regular, UTF-8; among them lists of classes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aniso.errors import InputError, printable
 from aniso.json_value import JsonObject
 from aniso.weights.jsontext import JsonError, parse_object
 
-_LARGEST = 512 << 20  # a list of ten million pictures
+_LARGEST = 512 << 20  # a list of ten million images
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a data set's author says of its classes in a file next to the pictures."""
+class ClassCard:
+    """Classes and prompts from ``card.json`` or ``classes.txt`` in a dataset's directory."""
 
     classes: tuple[str, ...] | None = None
     prompts: tuple[str, ...] = ()
@@ -33,8 +33,8 @@ def read_bytes(path: Path, largest: int = _LARGEST) -> bytes:
     except FileNotFoundError:
         raise InputError(
             "DATA-MISSING",
-            f"'{printable(path)}' is not there",
-            fix=f"complete the data set: ls '{printable(path.parent)}'",
+            f"'{printable(path)}' does not exist",
+            fix=f"complete the dataset: ls '{printable(path.parent)}'",
         ) from None
     except OSError as e:
         raise _unreadable(path, e.strerror or str(e), "a readable file") from None
@@ -48,7 +48,7 @@ def read_text(path: Path, largest: int = _LARGEST) -> str:
 
 
 def read_lines(path: Path) -> list[tuple[str, str]]:
-    """Every line that is not empty, and how to speak of it."""
+    """Return every line that is not empty, with its file and number for messages."""
     lines = read_text(path).split("\n")
     label = printable(path)
     return [(line.strip(), f"{label} line {i}") for i, line in enumerate(lines, 1) if line.strip()]
@@ -61,21 +61,21 @@ def read_json(path: Path, largest: int = _LARGEST) -> JsonObject:
         raise _unreadable(path, printable(e), "a JSON object") from None
 
 
-def beside(directory: Path) -> Beside:
-    """What ``card.json`` or ``classes.txt`` in a directory says, if there is one."""
+def read_class_card(directory: Path) -> ClassCard:
+    """Read ``card.json`` or ``classes.txt`` from a directory; empty if it has neither."""
     card, lines = directory / "card.json", directory / "classes.txt"
     if card.is_file():
-        said = read_json(card, 16 << 20)
-        listed = said.get("classes")
+        fields = read_json(card, 16 << 20)
+        listed = fields.get("classes")
         classes = None if listed is None else distinct(_strings(card, "classes", listed), card)
-        return Beside(classes, _strings(card, "prompts", said.get("prompts", [])))
+        return ClassCard(classes, _strings(card, "prompts", fields.get("prompts", [])))
     if lines.is_file():
-        return Beside(distinct(tuple(line for line, _ in read_lines(lines)), lines))
-    return Beside()
+        return ClassCard(distinct(tuple(line for line, _ in read_lines(lines)), lines))
+    return ClassCard()
 
 
 def distinct(classes: tuple[str, ...], source: Path) -> tuple[str, ...]:
-    """The classes, if each is named once; labels that count in the list could not be told apart by name."""
+    """Return the classes; raises if one is empty or named twice."""
     seen: set[str] = set()
     twice = [name for name in classes if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
     empty = [str(i) for i, name in enumerate(classes) if not name.strip()]
@@ -86,7 +86,7 @@ def distinct(classes: tuple[str, ...], source: Path) -> tuple[str, ...]:
             twice=some(twice),
             empty=some(empty),
             found="" if classes else "no class",
-            fix="give every class a name of its own",
+            fix="give every class a unique name",
         )
     return classes
 

@@ -1,4 +1,4 @@
-"""Data sets as torchvision lays them out: it knows the files and labels, pictures are read by us."""
+"""Reader of torchvision's datasets: torchvision lists files and labels, aniso decodes the images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OURS = ("root", "download", "transform", "target_transform", "transforms", "loa
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What a torchvision object knows: files or pixels, and labels as numbers."""
+class _Listing:
+    """Files or pixels of a torchvision dataset, and labels as class indices."""
 
     labels: Sequence[int]
     files: Sequence[str] = ()
@@ -36,8 +36,8 @@ class TorchvisionReader(Reader):
     """Reads datasets of torchvision.datasets; torchvision lists the files, aniso decodes them."""
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """``dataset`` is a class of torchvision.datasets, ``parts`` its arguments for every part."""
-        name, parts = _asked(settings)
+        """Read ``dataset``, a class of torchvision.datasets, with the arguments that ``parts`` lists."""
+        name, parts = _dataset_and_parts(settings)
         check = _CHECKS.get(name)
         if check is not None:
             check(root, name)
@@ -57,10 +57,10 @@ class TorchvisionReader(Reader):
         return Reading({part: Part(images[part], every, codes[part]) for part in parts})
 
     def fetch(self, root: Path, settings: Mapping[str, object]) -> None:
-        """Download the data set to where ``read`` looks for it; what is there already is kept."""
+        """Download the dataset to where ``read`` looks for it; existing files are kept."""
         from aniso.weights.hub import is_offline
 
-        name, parts = _asked(settings)
+        name, parts = _dataset_and_parts(settings)
         if is_offline():
             raise InputError(
                 "HUB-OFFLINE",
@@ -72,7 +72,7 @@ class TorchvisionReader(Reader):
             _construct(root, name, arguments, download=True)
 
 
-def _asked(settings: Mapping[str, object]) -> tuple[str, dict[str, dict[str, object]]]:
+def _dataset_and_parts(settings: Mapping[str, object]) -> tuple[str, dict[str, dict[str, object]]]:
     given.require_known(settings, "dataset", "parts")
     name = given.text(settings, "dataset")
     if name not in _EXTRACTORS:
@@ -86,7 +86,7 @@ def _asked(settings: Mapping[str, object]) -> tuple[str, dict[str, dict[str, obj
         wrong = not isinstance(arguments, Mapping) or [key for key in arguments if key in _OURS]
         if wrong:
             raise _card(
-                "'parts' cannot be understood", printable(parts), "a table of arguments for each part"
+                "'parts' is not a table of tables", printable(parts), "a table of arguments for each part"
             )
     return name, {part: dict(arguments) for part, arguments in parts.items()}
 
@@ -124,56 +124,56 @@ def _not_read(name: str, root: Path, error: Exception) -> InputError:
         f"{name} in '{printable(root)}' is not as torchvision expects it",
         found=printable(f"{type(error).__name__}: {error}"),
         likely="files are missing or damaged, or arguments in the card are wrong",
-        fix=f"look into '{printable(root)}', and complete the data set",
+        fix=f"look into '{printable(root)}', and complete the dataset",
     )
 
 
 # what each class of torchvision calls its files and labels
 
 
-def _pairs(attribute: str) -> Callable[[Any], _Found]:
-    def found(dataset: Any) -> _Found:
+def _pairs(attribute: str) -> Callable[[Any], _Listing]:
+    def found(dataset: Any) -> _Listing:
         pairs = getattr(dataset, attribute)
-        return _Found([int(label) for _, label in pairs], [str(path) for path, _ in pairs])
+        return _Listing([int(label) for _, label in pairs], [str(path) for path, _ in pairs])
 
     return found
 
 
-def _lists(files: str) -> Callable[[Any], _Found]:
-    def found(dataset: Any) -> _Found:
-        return _Found([int(label) for label in dataset._labels], [str(p) for p in getattr(dataset, files)])
+def _lists(files: str) -> Callable[[Any], _Listing]:
+    def found(dataset: Any) -> _Listing:
+        return _Listing([int(label) for label in dataset._labels], [str(p) for p in getattr(dataset, files)])
 
     return found
 
 
-def _arrays(labels: str, *, channels_first: bool = False) -> Callable[[Any], _Found]:
-    def found(dataset: Any) -> _Found:
+def _arrays(labels: str, *, channels_first: bool = False) -> Callable[[Any], _Listing]:
+    def found(dataset: Any) -> _Listing:
         import numpy as np
 
         pixels = np.asarray(dataset.data)
         if channels_first:
             pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-        return _Found([int(label) for label in getattr(dataset, labels)], pixels=pixels)
+        return _Listing([int(label) for label in getattr(dataset, labels)], pixels=pixels)
 
     return found
 
 
-def _caltech101(dataset: Any) -> _Found:
+def _caltech101(dataset: Any) -> _Listing:
     base = Path(dataset.root) / "101_ObjectCategories"
     pairs = zip(dataset.y, dataset.index, strict=True)
-    return _Found(dataset.y, [str(base / dataset.categories[y] / f"image_{i:04d}.jpg") for y, i in pairs])
+    return _Listing(dataset.y, [str(base / dataset.categories[y] / f"image_{i:04d}.jpg") for y, i in pairs])
 
 
-def _caltech256(dataset: Any) -> _Found:
+def _caltech256(dataset: Any) -> _Listing:
     base = Path(dataset.root) / "256_ObjectCategories"
     pairs = zip(dataset.y, dataset.index, strict=True)
-    return _Found(
+    return _Listing(
         dataset.y, [str(base / dataset.categories[y] / f"{y + 1:03d}_{i:04d}.jpg") for y, i in pairs]
     )
 
 
 # ImageNet is not among them: its class unpickles a file that comes with no hash
-_EXTRACTORS: dict[str, Callable[[Any], _Found]] = {
+_EXTRACTORS: dict[str, Callable[[Any], _Listing]] = {
     **dict.fromkeys(("ImageFolder", "EuroSAT", "Country211"), _pairs("samples")),
     **dict.fromkeys(("StanfordCars", "GTSRB", "RenderedSST2"), _pairs("_samples")),
     **dict.fromkeys(("DTD", "SUN397", "Food101", "FGVCAircraft", "Flowers102"), _lists("_image_files")),
@@ -191,7 +191,7 @@ def _class_names(dataset: Any, root: Path) -> tuple[str, ...]:
     return distinct(tuple(map(str, names)), root) if names else ()
 
 
-def _images(root: Path, part: str, found: _Found) -> tuple[Images, list[int]]:
+def _images(root: Path, part: str, found: _Listing) -> tuple[Images, list[int]]:
     if found.pixels is not None:
         return ArrayImages(found.pixels, part), list(found.labels)
     below = Below(root, trust_links=True)
@@ -205,7 +205,7 @@ def _images(root: Path, part: str, found: _Found) -> tuple[Images, list[int]]:
 def _below(root: Path, path: str, below: Below) -> str:
     place = Path(path)
     inside = place.is_relative_to(root)
-    return below.name(place.relative_to(root).as_posix() if inside else path, "a list of the data set")
+    return below.name(place.relative_to(root).as_posix() if inside else path, "a list of the dataset")
 
 
 def _named(name: str, part: str, labels: Sequence[int], classes: tuple[str, ...]) -> list[str]:
@@ -214,14 +214,14 @@ def _named(name: str, part: str, labels: Sequence[int], classes: tuple[str, ...]
     if wrong:
         raise InputError(
             "DATA-LABEL",
-            f"{len(wrong):,} labels of {name} ({part}) name no class",
+            f"{len(wrong):,} labels of {name} ({part}) are no class index",
             found=first_few(wrong),
             expected=f"0 to {count - 1}" if count else "0 or more",
-            fix="complete the data set, or leave this part out of the card",
+            fix="complete the dataset, or leave this part out of the card",
         )
     if not labels:
         raise InputError(
-            "DATA-EMPTY", f"{name} ({part}) has no pictures", fix="complete the data set, or correct the card"
+            "DATA-EMPTY", f"{name} ({part}) has no images", fix="complete the dataset, or correct the card"
         )
     return [classes[label] for label in labels] if classes else [str(label) for label in labels]
 
@@ -230,7 +230,7 @@ def _named(name: str, part: str, labels: Sequence[int], classes: tuple[str, ...]
 
 
 def _require_published_cifar(root: Path, name: str) -> None:
-    """CIFAR's batches are pickles, and torchvision loads them: only the published ones may come near."""
+    """Raise unless CIFAR's batches, pickles that torchvision loads, have their published MD5."""
     from torchvision import datasets
     from torchvision.datasets.utils import check_integrity
 
@@ -252,7 +252,7 @@ def _require_published_cifar(root: Path, name: str) -> None:
 
 
 def _refuse_old_mnist(root: Path, name: str) -> None:
-    """torchvision before 0.8 left MNIST as pickles of tensors, for which there are no hashes."""
+    """Raise if there are pickles of tensors, as torchvision before 0.8 wrote MNIST, without hashes."""
     place = root / name / "processed"
     if name in ("MNIST", "FashionMNIST", "KMNIST") and any(place.glob("*.pt")):
         raise UnsafeError(
@@ -264,7 +264,7 @@ def _refuse_old_mnist(root: Path, name: str) -> None:
 
 
 def _require_caltech(root: Path, name: str) -> None:
-    """torchvision would create the folder that it finds missing."""
+    """Raise if the folder is missing, which torchvision would create."""
     place = root / name.lower() / f"{name[-3:]}_ObjectCategories"
     if not place.is_dir():
         raise _missing(name, root, f"there is no {place.relative_to(root)}")
@@ -285,7 +285,7 @@ def _missing(name: str, root: Path, reason: str) -> InputError:
         "DATA-MISSING",
         f"{name} is not in '{printable(root)}', or not complete",
         reason=printable(reason),
-        fix=f"ls '{printable(root)}', and complete the data set",
+        fix=f"ls '{printable(root)}', and complete the dataset",
     )
 
 

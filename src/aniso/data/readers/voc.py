@@ -1,4 +1,4 @@
-"""Pascal VOC as a classification problem: every object is a picture, cut out of its photograph."""
+"""Reader of Pascal VOC as a classification problem: every object is cropped out of its photograph."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class VocReader(Reader):
     """Reads objects of PASCAL VOC, cropped by their bounding boxes."""
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
-        """``parts`` names the image set of each part.
+        """Read the image sets that ``parts`` names.
 
-        Objects marked difficult are left out, as VOC's own scores do, unless ``difficult`` is true.
+        Objects marked difficult are left out, as in VOC's own scores, unless ``difficult`` is true.
         """
         given.require_known(settings, "parts", "year", "difficult")
         every = given.flag(settings, "difficult")
@@ -61,13 +61,11 @@ def _reading(root: Path, parts: Mapping[str, Sequence[_Object]], left_out: int) 
     empty = [part for part, found in parts.items() if not found]
     if empty:
         raise InputError(
-            "DATA-EMPTY", f"{empty[0]} has no objects", fix="complete the data set, or correct the card"
+            "DATA-EMPTY", f"{empty[0]} has no objects", fix="complete the dataset, or correct the card"
         )
     classes, codes = by_name({part: [item.name for item in found] for part, found in parts.items()})
-    made = {part: Part(_images(root, found), classes, codes[part]) for part, found in parts.items()}
-    return Reading(
-        made, (f"left out, for they are marked difficult: {left_out:,} objects",) if left_out else ()
-    )
+    readings = {part: Part(_images(root, found), classes, codes[part]) for part, found in parts.items()}
+    return Reading(readings, (f"left out {left_out:,} objects marked difficult",) if left_out else ())
 
 
 def _images(root: Path, found: Sequence[_Object]) -> CroppedImages:
@@ -76,7 +74,7 @@ def _images(root: Path, found: Sequence[_Object]) -> CroppedImages:
 
 
 def _objects(base: Path, below: Below, name: str, where: str, every: bool) -> tuple[list[_Object], int]:
-    """The objects of a photograph, and how many were left out for being difficult."""
+    """Return the objects of a photograph, and how many difficult ones were left out."""
     path = below.name(f"{name}.jpg", where)
     file = base / "Annotations" / f"{relative(name, where)}.xml"
     easy, difficult = [], 0
@@ -95,7 +93,7 @@ def _parsed(file: Path) -> ElementTree.Element:
             "DATA-FORMAT",
             f"'{printable(file)}' declares a document type or entities",
             expected="plain XML: entities can name other files, or grow without end",
-            fix="unpack the data set again",
+            fix="unpack the dataset again",
         )
     try:
         return ElementTree.fromstring(content)  # text, so that no encoding can be declared
@@ -111,22 +109,22 @@ def _name(file: Path, item: ElementTree.Element) -> str:
 
 
 def _box(file: Path, item: ElementTree.Element) -> Box:
-    """Left, top, right, bottom as Pillow counts: from 0, the last not included. VOC counts from 1."""
-    said = [item.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")]
+    """Return left, top, right, bottom as Pillow counts: from 0, exclusive. VOC counts from 1, inclusive."""
+    sides = [item.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")]
     try:
-        left, top, right, bottom = (int(float(value)) for value in said)
+        left, top, right, bottom = (int(float(value)) for value in sides)
     except (ValueError, OverflowError):
-        raise _malformed(file, f"a box of {', '.join(said)}") from None
+        raise _malformed(file, f"a box of {', '.join(sides)}") from None
     if not (0 < left <= right and 0 < top <= bottom):
-        raise _malformed(file, f"a box of {', '.join(said)}")
+        raise _malformed(file, f"a box of {', '.join(sides)}")
     return left - 1, top - 1, right, bottom
 
 
 def _malformed(file: Path, found: str) -> InputError:
     return InputError(
         "DATA-FORMAT",
-        f"'{printable(file)}' is no annotation",
+        f"'{printable(file)}' is not a VOC annotation",
         found=found,
         expected="objects with a name and a bndbox",
-        fix="unpack the data set again",
+        fix="unpack the dataset again",
     )

@@ -1,4 +1,4 @@
-"""Pictures and labels as neighbours in tar archives; the archives stay as they are."""
+"""Images and labels as neighbours in tar archives; the archives stay as they are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text
-from aniso.data.readers.naming import PICTURES, first_few, is_hidden, some, visible_folders
+from aniso.data.readers.naming import IMAGE_SUFFIXES, first_few, is_hidden, some, visible_folders
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.tar_index import Member, members
-from aniso.data.readers.texts import Beside, beside
+from aniso.data.readers.texts import ClassCard, read_class_card
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.registry import READERS
 from aniso.weights.caches import HashCache
@@ -25,19 +25,19 @@ from aniso.weights.jsontext import JsonError, parse_object
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _MOST_MEMBERS = 5_000_000
-_LARGEST_PICTURE = 1 << 30
+_LARGEST_IMAGE = 1 << 30
 _LARGEST_LABEL = 1 << 20
 _PROGRAMS = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "npy", "npz", "pyc"})
-"""Formats that run code, or may hold what does; such members are never read."""
+"""Formats that can run code; such members are never read."""
 _LABELS = ("cls", "json", "txt")
 _NO_FILE = re.compile(r"pipe:|file:|\{[^}]*(\.\.|,)[^}]*\}|^[a-z0-9]+:/")
 
 
 @dataclass
 class _Sample:
-    """What an archive holds under one name."""
+    """The members of an archive that share a name."""
 
-    pictures: list[Member] = field(default_factory=list)
+    images: list[Member] = field(default_factory=list)
     labels: dict[str, Member] = field(default_factory=dict)
 
 
@@ -48,24 +48,24 @@ class _Ignored:
     other: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        said = {
-            "ignored, for it is hidden": self.hidden,
-            "ignored unread, for it could run code": self.programs,
-            "ignored, for it is neither picture nor label": self.other,
+        ignored = {
+            "ignored hidden members": self.hidden,
+            "ignored unread, because they could run code": self.programs,
+            "ignored members that are neither image nor label": self.other,
         }
-        return [f"{what}: {some(names)}" for what, names in said.items() if names]
+        return [f"{what}: {some(names)}" for what, names in ignored.items() if names]
 
 
 @dataclass(frozen=True)
 class _Shard:
     name: str
     """Its path from the root."""
-    pictures: tuple[Member, ...]
+    images: tuple[Member, ...]
     labels: tuple[str, ...]
 
 
 def is_no_file(name: str) -> bool:
-    """Whether a name asks to run or fetch something, or for more files than there may be: never done here."""
+    """True if other readers would run, fetch or expand this name."""
     return _NO_FILE.search(name) is not None
 
 
@@ -89,23 +89,23 @@ class WebDatasetReader(Reader):
         """Read labels from the ``.cls`` member of the same name, or else from its ``.json`` or ``.txt``."""
         given.require_known(settings, "parts")
         _require_files(root)
-        files, left_out = given.asked_parts(shards(root, *SUFFIXES), settings)
+        files, left_out = given.select_parts(shards(root, *SUFFIXES), settings)
         base = root if root.is_dir() else root.parent
         ignored = _Ignored()
         budget = [_MOST_MEMBERS]
         found = {
             part: [_shard(base, path, ignored, budget) for path in paths] for part, paths in files.items()
         }
-        require_filled(root, {part: sum(len(shard.pictures) for shard in of) for part, of in found.items()})
-        said = _said(base, files)
-        classes, codes = by_text({part: _column(of) for part, of in found.items()}, said.classes)
+        require_filled(root, {part: sum(len(shard.images) for shard in of) for part, of in found.items()})
+        card = _class_card(base, files)
+        classes, codes = by_text({part: _column(of) for part, of in found.items()}, card.classes)
         parts = {part: Part(_images(base, of), classes, codes[part]) for part, of in found.items()}
-        return Reading(parts, (*ignored.notes(), *left_out), prompts=said.prompts)
+        return Reading(parts, (*ignored.notes(), *left_out), prompts=card.prompts)
 
 
 @final
 class TarImages(Images):
-    """Pictures by their place in an archive. Nothing stays open, so it may be copied to any process."""
+    """Images by their position in tar archives. No file stays open, so it can be sent to other processes."""
 
     def __init__(self, root: Path, places: Sequence[tuple[str, Member]]) -> None:
         """``places`` are pairs of an archive's path from the root and a member of it."""
@@ -117,7 +117,7 @@ class TarImages(Images):
     def ids(self) -> Sequence[str]:
         return self._ids
 
-    def label(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         return str(self._root / self._ids[index])
 
     def content(self, index: int) -> bytes:
@@ -130,18 +130,17 @@ class TarImages(Images):
 
 
 def _images(base: Path, found: Sequence[_Shard]) -> TarImages:
-    return TarImages(base, [(shard.name, member) for shard in found for member in shard.pictures])
+    return TarImages(base, [(shard.name, member) for shard in found for member in shard.images])
 
 
 def _column(found: Sequence[_Shard]) -> Column:
-    names = [f"{shard.name}/{member.name}" for shard in found for member in shard.pictures]
+    names = [f"{shard.name}/{member.name}" for shard in found for member in shard.images]
     return Column([label for shard in found for label in shard.labels], lambda i: names[i])
 
 
-def _said(base: Path, files: Mapping[str, Sequence[Path]]) -> Beside:
-    cards = [
-        beside(place) for place in dict.fromkeys([base, *(p.parent for of in files.values() for p in of)])
-    ]
+def _class_card(base: Path, files: Mapping[str, Sequence[Path]]) -> ClassCard:
+    folders = dict.fromkeys([base, *(p.parent for of in files.values() for p in of)])
+    cards = [read_class_card(folder) for folder in folders]
     return next((card for card in cards if card.classes is not None), cards[0])
 
 
@@ -149,7 +148,7 @@ def _require_files(root: Path) -> None:
     if not root.exists() and is_no_file(str(root)):
         raise UnsafeError(
             "DATA-TAR",
-            f"'{printable(root)}' is no file",
+            f"'{printable(root)}' is not a file",
             expected="a directory of .tar files, or one of them",
             fix="name the directory; nothing is run, fetched or expanded from a name",
         )
@@ -168,13 +167,11 @@ def _shard(base: Path, path: Path, ignored: _Ignored, budget: list[int]) -> _Sha
         )
     file = RawFile(path)
     samples = _samples(file, name, ignored, budget)
-    chosen = {key: sample for key, sample in samples.items() if sample.pictures}
+    chosen = {key: sample for key, sample in samples.items() if sample.images}
     _require_pairs(name, samples)
-    ignored.other += [
-        f"{name}/{m.name}" for s in samples.values() if not s.pictures for m in s.labels.values()
-    ]
+    ignored.other += [f"{name}/{m.name}" for s in samples.values() if not s.images for m in s.labels.values()]
     labels = [_label(file, name, key, sample.labels) for key, sample in chosen.items()]
-    return _Shard(name, tuple(sample.pictures[0] for sample in chosen.values()), tuple(labels))
+    return _Shard(name, tuple(sample.images[0] for sample in chosen.values()), tuple(labels))
 
 
 def _samples(file: RawFile, shard: str, ignored: _Ignored, budget: list[int]) -> dict[str, _Sample]:
@@ -184,7 +181,7 @@ def _samples(file: RawFile, shard: str, ignored: _Ignored, budget: list[int]) ->
         if budget[0] < 0:
             raise UnsafeError(
                 "DATA-TAR",
-                f"'{file.label}' is one archive too many",
+                f"'{file.label}' and the archives before it have too many members",
                 found=f"more than {_MOST_MEMBERS:,} members",
                 fix="read the archives a part at a time",
             )
@@ -193,7 +190,7 @@ def _samples(file: RawFile, shard: str, ignored: _Ignored, budget: list[int]) ->
 
 
 def _sort(file: RawFile, shard: str, member: Member, found: dict[str, _Sample], ignored: _Ignored) -> None:
-    """Puts a member where it belongs; a sample's name ends at the first dot, as is webdataset's custom."""
+    """Assign a member to its sample; a sample's name ends at the first dot, as in webdataset."""
     folder, slash, name = member.name.rpartition("/")
     stem, _, ending = name.partition(".")
     ending, key = ending.lower(), f"{folder}{slash}{stem}"
@@ -201,9 +198,9 @@ def _sort(file: RawFile, shard: str, member: Member, found: dict[str, _Sample], 
         ignored.hidden.append(f"{shard}/{member.name}")
     elif ending.rpartition(".")[2] in _PROGRAMS:
         ignored.programs.append(f"{shard}/{member.name}")
-    elif ending in PICTURES:
-        _require_size(file, member, _LARGEST_PICTURE)
-        found.setdefault(key, _Sample()).pictures.append(member)
+    elif ending in IMAGE_SUFFIXES:
+        _require_size(file, member, _LARGEST_IMAGE)
+        found.setdefault(key, _Sample()).images.append(member)
     elif ending in _LABELS and ending not in found.setdefault(key, _Sample()).labels:
         found[key].labels[ending] = member
     elif ending in _LABELS:
@@ -225,18 +222,18 @@ def _require_size(file: RawFile, member: Member, largest: int) -> None:
 
 
 def _require_pairs(shard: str, samples: Mapping[str, _Sample]) -> None:
-    several = [key for key, sample in samples.items() if len(sample.pictures) > 1]
+    several = [key for key, sample in samples.items() if len(sample.images) > 1]
     if several:
         raise _ambiguous(shard, several)
-    alone = [sample.pictures[0].name for sample in samples.values() if sample.pictures and not sample.labels]
+    alone = [sample.images[0].name for sample in samples.values() if sample.images and not sample.labels]
     orphans = [
-        f"{key}.cls" for key, sample in samples.items() if "cls" in sample.labels and not sample.pictures
+        f"{key}.cls" for key, sample in samples.items() if "cls" in sample.labels and not sample.images
     ]
     if alone or orphans:
         raise InputError(
             "DATA-MISSING",
-            f"'{printable(shard)}' has pictures without a label, or labels without a picture",
-            pictures=first_few(alone) if alone else None,
+            f"'{printable(shard)}' has images without a label, or labels without an image",
+            images=first_few(alone) if alone else None,
             labels=first_few(orphans) if orphans else None,
             expected="for every NAME.jpg a NAME.cls",
             fix="write the archive again with both",
@@ -244,7 +241,7 @@ def _require_pairs(shard: str, samples: Mapping[str, _Sample]) -> None:
 
 
 def _label(file: RawFile, shard: str, key: str, labels: Mapping[str, Member]) -> str:
-    """The label beside a picture: the text of .cls; "label" in .json; or the text of .txt."""
+    """Return the label of an image: the text of .cls, "label" in .json, or the text of .txt."""
     for ending in _LABELS:
         if ending in labels:
             member = labels[ending]
@@ -274,8 +271,8 @@ def _value(data: bytes, ending: str) -> str | None:
 def _ambiguous(shard: str, names: list[str]) -> InputError:
     return InputError(
         "DATA-FORMAT",
-        f"'{printable(shard)}' has more than one picture or label under a name",
+        f"'{printable(shard)}' has more than one image or label under a name",
         found=first_few(names),
         expected="names that differ before the first dot",
-        fix="write the archive again with a name for each picture",
+        fix="write the archive again with a name for each image",
     )

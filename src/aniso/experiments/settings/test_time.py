@@ -117,9 +117,9 @@ class TestTime(AdaptingSetting, ImageSetting):
 
     def problem(self, session: Session) -> Problem:
         if self.images is not None:
-            from aniso.data import unlabelled_pictures
+            from aniso.data import unlabelled_images
 
-            split, notes = unlabelled_pictures(
+            split, notes = unlabelled_images(
                 self.images, self.classes, self.prompts, on_bad_image=self.on_bad_image
             )
             return self._problem(split, {}, notes)

@@ -26,9 +26,10 @@ class Companions:
     @classmethod
     def of(cls, terms: Sequence[DataTerm], run: RunContext, *others: Companion) -> Companions:
         """Return the companions that the terms' classes ask for, and ``others``."""
+        kinds: dict[type[DataTerm], None] = {type(term): None for term in terms}
         made = [
             kind.companion({i: term for i, term in enumerate(terms) if type(term) is kind}, run)
-            for kind in dict.fromkeys(map(type, terms))
+            for kind in kinds
         ]
         return cls(*(companion for companion in made if companion is not None), *others)
 

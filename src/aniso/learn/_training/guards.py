@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ def require_finite_losses(
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the loss on {bad[0]} is {losses[bad[0]][0]} in {where}",
-            **_items(bad[0], terms, batches),
             fix=_FIX,
+            **_items(bad[0], terms, batches),
         )
 
 
@@ -38,8 +39,8 @@ def require_finite_gradient(
         raise NumericalError(
             "LEARN-NONFINITE",
             f"the gradient is {norm.item()} in {where}",
-            **_items(terms[0].name, terms, batches),
             fix=_FIX,
+            **_items(terms[0].name, terms, batches),
         )
 
 
@@ -71,9 +72,9 @@ def explain_out_of_memory(size: int, things: str) -> Iterator[None]:
         ) from None
 
 
-def _items(name: str, terms: Sequence[DataTerm], batches: Sequence[Batch]) -> dict[str, list[str]]:
+def _items(name: str, terms: Sequence[DataTerm], batches: Sequence[Batch]) -> dict[str, Any]:
     """The items of a term's batch, by name."""
     for term, batch in zip(terms, batches, strict=True):
         if term.name == name:
-            return {term.split.things: [term.split.label(i) for i in batch.indices[:_SHOWN]]}
+            return {term.split.item_kind: [term.split.describe(i) for i in batch.indices[:_SHOWN]]}
     return {}

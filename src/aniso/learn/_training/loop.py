@@ -140,7 +140,7 @@ class Loop:
         set_learning_rates(self._optimiser, schedule, done, schedule.epochs * self.steps)
         self._optimiser.zero_grad(set_to_none=True)
         size = min(sum(map(len, batches)), schedule.micro_batch or schedule.batch_size)
-        with self._step_randomness(), explain_out_of_memory(size, self._terms[0].split.things):
+        with self._step_randomness(), explain_out_of_memory(size, self._terms[0].split.item_kind):
             losses = self._companions.around_step(lambda: self._gradients(batches))
         where = f"epoch {self.epoch + 1}, step {self.step + 1}"
         require_finite_losses(losses, where, self._terms, batches)

@@ -40,7 +40,7 @@ class Validation:
         """Return accuracies by the name of the split, and perplexities if there are texts."""
         out: dict[str, dict[str, float]] = {"accuracy": {}}
         for split in self._splits:
-            size = min(split.at_once, self._batch_size or split.at_once)
+            size = min(split.default_batch_size, self._batch_size or split.default_batch_size)
             if isinstance(split, TextDataset):
                 score = evaluate_lm(
                     self._model, split, batch_size=size, workers=self._workers, progress=progress

@@ -196,7 +196,7 @@ class Head(nn.Module, ABC):
                 "features and labels do not match each other, or the model",
                 found=f"features {tuple(features.shape)}, labels {tuple(labels.shape)}",
                 expected=f"(views x) images x {self.base_weight.shape[1]}, and as many labels",
-                fix="aniso.learn.features.features(model, split)",
+                fix="aniso.features(model, split)",
             )
         self._require_classes(labels)
         bad = (~torch.isfinite(views).all(-1).all(0)).nonzero().flatten().tolist()

@@ -1,6 +1,7 @@
 """Selection rules: choose vectors, or cells of them, under a budget.
 
-``bank.select(rule)`` gives a smaller bank. A rule is one file of this package, with a class decorated by ``@register("name")``.
+``bank.select(rule)`` gives a smaller bank. A rule is one file of this package, with a class
+decorated by ``@register("name")``.
 """
 
 from aniso.errors import UsageError

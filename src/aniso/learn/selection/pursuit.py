@@ -26,8 +26,8 @@ class Pursuit(Gradient):
     """Select cells one by one, each for the gradient that the cells before it do not explain.
 
     Greedy within each block: take the cell along which most of the gradient remains, then project the
-    gradient onto the complement of all cells taken so far. Of two parallel vectors only one is taken. Beside the
-    gradients this needs the cells' inner products, of one block at a time.
+    gradient onto the complement of all cells taken so far. Of two parallel vectors only one is taken. Beside
+    the gradients this needs the cells' inner products, of one block at a time.
     """
 
     whole = False

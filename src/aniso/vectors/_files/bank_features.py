@@ -1,6 +1,6 @@
-"""What the pictures of a vector's own task look like to the base: a mean feature, kept beside the vectors.
+"""What the images of a vector's own task look like to the base: a mean feature, kept beside the vectors.
 
-With it vectors can be chosen by their tasks' likeness to another one, without anybody's pictures.
+With it vectors can be chosen by their tasks' likeness to another one, without anybody's images.
 """
 
 from __future__ import annotations
