@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aniso.cli import checks, options, show
 from aniso.errors import InputError
+from aniso.json_value import JsonObject
 
 if TYPE_CHECKING:
     from aniso.data import Labelled, Task
+    from aniso.data.card import Card
 
 app = typer.Typer(no_args_is_help=True, help="Look at tasks: known ones, and folders of your own.")
 
@@ -141,7 +143,7 @@ def _print(task: Task) -> None:
         show.line(task.card.notes)
 
 
-def _task(task: Task) -> dict[str, Any]:
+def _task(task: Task) -> JsonObject:
     return {
         "task": task.name,
         **_card(task.card),
@@ -155,7 +157,7 @@ def _task(task: Task) -> dict[str, Any]:
     }
 
 
-def _card(card: Any) -> dict[str, Any]:
+def _card(card: Card) -> JsonObject:
     return {
         "title": card.title,
         "classes": len(card.classes),

@@ -17,6 +17,7 @@ from aniso import __version__
 from aniso.compose import Coefficients, Composition, Linearised, Partition
 from aniso.data import Labelled, Task, TextDataset
 from aniso.errors import UsageError
+from aniso.json_value import JsonObject
 from aniso.learn import evaluate, evaluate_lm, feature_identity
 from aniso.learn.heads import Head, RestrictedHead, load_head
 from aniso.models import Encoder, LanguageModel, Wrapped
@@ -87,7 +88,7 @@ class TaskEvaluation(Score):
     notes: tuple[str, ...] = ()
     aniso: str = __version__
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Return plain JSON values."""
         return self.model_dump(mode="json", exclude_none=True)
 
@@ -159,7 +160,7 @@ class TextEvaluation:
     perplexity: float
     notes: tuple[str, ...]
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Return plain JSON values."""
         values = {key: value for key, value in vars(self).items() if key != "identity"}
         return {**values, **self.identity, "notes": list(self.notes), "aniso": __version__}
@@ -176,7 +177,11 @@ def evaluate_texts(
 ) -> TextEvaluation:
     """Evaluate a subject on the texts of one file."""
     score = evaluate_lm(
-        subject.model, texts, batch_size=batch or TextDataset.default_batch_size, workers=workers, progress=progress
+        subject.model,
+        texts,
+        batch_size=batch or TextDataset.default_batch_size,
+        workers=workers,
+        progress=progress,
     )
     return TextEvaluation(
         model=model.name,
