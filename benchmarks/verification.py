@@ -6,8 +6,8 @@
 keeps all vectors in memory and reads them, from the page cache where they are in it. *Stream* is a learning
 step that reads vectors as it goes: the first one verifies, later ones do not. With and without take turns,
 in alternating order; medians are over rounds. *Comparing checksums* is the time spent in the comparisons
-themselves: the difference of two loads is mostly that of the page faults of fresh memory. The epoch is the shortest that a run has: ten steps, here of 16
-images.
+themselves: the difference of two loads is mostly that of the page faults of fresh memory. The epoch is the
+shortest that a run has: ten steps, here of 16 images.
 """
 
 from __future__ import annotations

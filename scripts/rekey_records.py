@@ -18,7 +18,8 @@ from aniso.experiments.parsing import parse_setting
 from aniso.experiments.settings import Setting
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import Document, read_yaml, validated
-from aniso.records import RECORDS, Record, read_records
+from aniso.record_files import RECORDS, read_records
+from aniso.records import Record
 from aniso.registry import METHODS, SETTINGS
 
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageChops
 import pictures
 import tiny
 from aniso.cli import main
-from aniso.records import RecordStore
+from aniso.record_files import RecordStore
 from aniso.vectors import Bank
 
 VECTORS = ("cars", "dtd", "signs", "photos")

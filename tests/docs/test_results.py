@@ -10,7 +10,7 @@ import pytest
 from aniso.experiments.grid import Grid
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import read_yaml, validated
-from aniso.records import RecordStore
+from aniso.record_files import RecordStore
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

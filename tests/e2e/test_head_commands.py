@@ -15,9 +15,10 @@ from PIL import Image
 import runs
 import tiny
 from aniso.cli import main
+from aniso.experiments.parsing import parse_setting
 from aniso.experiments.record import rounded
-from aniso.experiments.settings.few_shot import FewShot
-from aniso.experiments.strict_yaml import as_yaml, parse_yaml
+from aniso.experiments.settings import Setting
+from aniso.experiments.strict_yaml import Document, as_yaml, parse_yaml
 from aniso.learn.heads import load_head
 from aniso.registry import HEADS
 
@@ -469,8 +470,9 @@ def test_cells_with_a_head_take_the_coefficients_that_are_kept(
 LATER = ("head", "joint", "out_of_domain")
 
 
-def few_shot(**more: Any) -> FewShot:
-    return FewShot.model_validate({"model": "m", "bank": "b", "task": "t", **more})
+def few_shot(**more: Any) -> Setting:
+    spec = {"setting": "few-shot", "model": "m", "bank": "b", "task": "t", **more}
+    return parse_setting(Document("spec", spec, {}))
 
 
 def test_ids_tell_heads_and_out_of_domain_tasks_apart() -> None:
@@ -488,8 +490,9 @@ def test_ids_tell_heads_and_out_of_domain_tasks_apart() -> None:
     ]
     settings = [few_shot(**one) for one in said]
     assert len({setting.id for setting in settings}) == len(said)
-    assert {settings[i].headless().id for i in (1, 2, 3, 5, 6, 7)} == {settings[0].id}
-    assert settings[8].headless().id == settings[9].id
+    assert {settings[i].coefficients_id for i in (1, 2, 3, 5, 6, 7)} == {settings[0].id}
+    assert settings[8].coefficients_id == settings[9].id
+    assert settings[4].coefficients_id == settings[4].id
 
 
 def test_committed_records_have_the_ids_of_their_specs() -> None:
@@ -497,7 +500,7 @@ def test_committed_records_have_the_ids_of_their_specs() -> None:
     assert len(records) > 300
     for record in records:
         spec = {**record["spec"], "task": f"./{record['spec']['task']}"}
-        assert FewShot.model_validate(spec).id == record["id"]
+        assert parse_setting(Document("record", spec, {})).id == record["id"]
 
 
 def test_a_picture_that_cannot_be_read_is_named(aniso: Aniso, shelf: runs.Shelf, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import runs
-from aniso.cli.fit_run import _names
 from aniso.compose import Coefficients
 from aniso.data import load_task, unlabelled_images
 from aniso.errors import InputError
+from aniso.experiments.input_files import read_names
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
 from aniso.learn import evaluate
@@ -394,7 +394,7 @@ def test_a_list_of_classes_that_is_not_there_is_no_class(
 
 
 def test_a_class_may_have_a_long_name() -> None:
-    assert _names(["x" * 300]) == ["x" * 300]
+    assert read_names(["x" * 300]) == ["x" * 300]
 
 
 @pytest.mark.parametrize("count", [None, 0, 1])

@@ -23,7 +23,7 @@ import torch
 
 import pictures
 import runs
-from aniso.cli.fit_run import carry_out
+from aniso.cli.run_setting import run_setting
 from aniso.experiments import runner, spec, work
 from aniso.experiments.grid import Grid
 from aniso.experiments.strict_yaml import read_yaml, validated
@@ -138,10 +138,18 @@ def wholly_readable(directory: Path) -> None:
 
 def test_H1_a_run_that_dies_at_any_call_of_the_disk_goes_on_to_the_same_end(shelf, tmp_path):
     spec = {"model": str(shelf.model), "bank": str(shelf.bank), "task": str(shelf.data / "photos")}
-    quick = {**spec, "shots": 2, "epochs": 1, "batch": 4, "least_batches": 1, "compare": False, "workers": 0}
+    quick = {
+        **spec,
+        "shots": 2,
+        "epochs": 1,
+        "batch_size": 4,
+        "min_steps_per_epoch": 1,
+        "compare": False,
+        "workers": 0,
+    }
 
     def run(out: Path, **more: object) -> None:
-        carry_out("few-shot", {**quick, "out": out, **more})
+        run_setting("few-shot", {**quick, "out": out, **more})
 
     run(tmp_path / "expected")
     expected = outcome(tmp_path / "expected")

@@ -20,7 +20,7 @@ import language
 import pictures
 import runs
 import tiny
-from aniso.cli import _as_ours
+from aniso.cli import _user_error
 from aniso.experiments import work
 from aniso.vectors import Bank
 from aniso.vectors._files import segment_writer
@@ -171,13 +171,13 @@ def _caused() -> Exception:
     ids=lambda e: type(e).__name__,
 )
 def test_h11_memory_that_ran_out_is_known_in_all_its_words(error):
-    ours = _as_ours(error)
+    ours = _user_error(error)
     assert ours is not None and (ours.code, ours.exit_code) == ("OUT-MEMORY", 5) and ours.fix
 
 
 def test_h11_other_errors_are_not_blamed_on_memory():
-    assert _as_ours(RuntimeError("an illegal memory access was encountered")) is None
-    assert _as_ours(ImportError("No module named 'memory'")) is None
+    assert _user_error(RuntimeError("an illegal memory access was encountered")) is None
+    assert _user_error(ImportError("No module named 'memory'")) is None
 
 
 # requests to end, outside of training

@@ -562,7 +562,7 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
         composition.values.fill_(1e30)
     with refused("LEARN-NONFINITE", 6, "control train", "epoch 1, step 1", "learning rate") as refusal:
         fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch_size=4))
-    named = refusal.error.facts["pictures"]
+    named = refusal.error.facts["images"]
     order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch_size=4))
     assert named == [world.control.train.images.describe(i) for i in order[0][0].indices]
 
@@ -581,7 +581,7 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
     objective = CrossEntropy(world.target.train, "eval") + CrossEntropy(world.control.train, "eval")
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
         fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch_size=8))
-    named = refusal.error.facts["pictures"]
+    named = refusal.error.facts["images"]
     assert world.control.train.images.describe(0) in named
     assert len(named) == 4
 
@@ -608,5 +608,5 @@ def test_a_step_that_does_not_fit_into_memory_says_what_would(world, refused, mo
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(Composition, "forward", full)
-    with refused("OUT-MEMORY", 5, "8 pictures", "--micro-batch 4"):
+    with refused("OUT-MEMORY", 5, "8 images", "--micro-batch 4"):
         fit(world.composition(), CrossEntropy(world.target.train), SHORT)

@@ -23,7 +23,7 @@ from aniso.data import Batches, TextDataset, read_examples
 from aniso.data import text_dataset as data_passages
 from aniso.data.text_dataset import NOTHING, Example, Padded
 from aniso.errors import StoppedError, UsageError
-from aniso.experiments.spec import parsed
+from aniso.experiments.parsing import parse_setting
 from aniso.experiments.strict_yaml import Document
 from aniso.learn import Best, LanguageLoss, Last, Schedule, Trainable, evaluate_lm, fit, text_dataset
 from aniso.learn._training.epoch_sampler import EpochSampler
@@ -658,7 +658,7 @@ def test_a_plan_says_what_will_be_done_and_does_nothing(
     home: Path, done: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = done(*lm(home, "--test", home / "test.jsonl", "--plan", "-o", tmp_path / "run"))
-    assert made["texts"] == {"train.jsonl train": 5, "test.jsonl test": 3}
+    assert made["tests"] == {"test.jsonl test": 3} and made["learned_from"] == {"train.jsonl train": 5}
     assert made["steps"] == 4 and made["vectors"] == ["a", "b"] and made["trainable"] > 2
     assert not (tmp_path / "run").exists()
     lora = done(*lm(home, "--method", "weights", "--lora", 2, "--plan", bank=False))
@@ -668,7 +668,7 @@ def test_a_plan_says_what_will_be_done_and_does_nothing(
 
 def test_a_plan_speaks_of_texts(home: Path, aniso: Aniso) -> None:
     ran = aniso(*lm(home, "--plan"))
-    assert ran.code == 0 and "train.jsonl train" in ran.out and "pictures" not in ran.out
+    assert ran.code == 0 and "train.jsonl train" in ran.out and "images" not in ran.out
 
 
 def test_a_printed_spec_is_the_same_setting(home: Path, aniso: Aniso) -> None:
@@ -678,7 +678,7 @@ def test_a_printed_spec_is_the_same_setting(home: Path, aniso: Aniso) -> None:
     assert ran.code == 0
     said = yaml.safe_load(ran.out)
     assert (said["setting"], said["length"], said["schedule"]["lr"]) == ("lm", 60, 0.05)
-    assert parsed(Document("spec", said, {})).spec() == said
+    assert parse_setting(Document("spec", said, {})).spec() == said
 
 
 def test_changing_nothing_measures_the_base(
@@ -745,12 +745,12 @@ def test_coefficients_can_be_learned_from_losses_alone(home: Path, done: Callabl
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--method", "search"), "method is coefficients"),
-        (("--method", "vector"), "method is coefficients"),
+        (("--method", "search"), "coefficients, gradient-free, weights or none"),
+        (("--method", "vector"), "coefficients, gradient-free, weights or none"),
         (("--select", "features", "--budget", 1), "blockwise-gradient"),
         (("--select", "random"), "budget"),
-        (("--lora", 2), "method weights"),
-        (("--method", "weights", "--select", "random", "--budget", 1), "nothing to select"),
+        (("--lora", 2), "no effect with --method coefficients"),
+        (("--method", "weights", "--select", "random", "--budget", 1), "no vectors to select from"),
         (("--length", 1), "--length"),
     ],
 )
@@ -764,14 +764,14 @@ def test_options_that_make_no_sense_are_refused(
 
 def test_a_spec_for_texts_is_about_texts(refused: Refused) -> None:
     said = {"setting": "lm", "model": "m", "bank": "b", "train": "t.jsonl"}
-    parsed(Document("spec", dict(said), {}))
+    parse_setting(Document("spec", dict(said), {}))
     for key, value in (("linearised", True), ("split_seed", 1), ("task", "cars"), ("shots", 4)):
         with pytest.raises(UsageError) as caught:
-            parsed(Document("spec", {**said, key: value}, {}))
+            parse_setting(Document("spec", {**said, key: value}, {}))
         assert caught.value.code == "SPEC"
     without = {key: value for key, value in said.items() if key != "bank"}
     with refused("SPEC", 2, "bank"):
-        parsed(Document("spec", without, {}))
+        parse_setting(Document("spec", without, {}))
 
 
 def test_a_record_does_not_say_where_texts_lie(home: Path, done: Callable[..., Any]) -> None:

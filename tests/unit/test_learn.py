@@ -35,7 +35,7 @@ def task(tmp_path_factory):
         for name, colour in (("red", (220, 30, 30)), ("blue", (30, 30, 220))):
             (root / part / name).mkdir(parents=True)
             for i in range(24):
-                picture = pictures.image(first + i).point(lambda v: v // 4)
+                picture = pictures.picture(first + i).point(lambda v: v // 4)
                 tinted = ImageChops.add(picture, Image.new("RGB", picture.size, colour))
                 tinted.save(root / part / name / f"{i}.png")
     return load_task(root)
@@ -83,9 +83,7 @@ def test_the_mean_over_classes_counts_each_the_same():
 def test_evaluation_counts_what_the_head_says(encoder, task):
     head = encoder.class_weights(task.classes)
     result = evaluate(encoder, task.test, batch_size=7)
-    images = torch.stack(
-        [encoder.transforms.eval(task.test.image(i), torch.Generator()) for i in range(48)]
-    )
+    images = torch.stack([encoder.transforms.eval(task.test.image(i), torch.Generator()) for i in range(48)])
     scores = head.logits(encoder(encoder.transforms.eval.finish(images)))
     assert result.correct == int((scores.argmax(-1) == torch.tensor(task.test.labels)).sum())
     assert result.total == 48

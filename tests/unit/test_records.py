@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aniso.records import RECORDS, RecordStore, read_record, read_records
+from aniso.record_files import RECORDS, RecordStore, read_record, read_records
 
 
 def content(number: int, accuracy: float = 0.5) -> dict:

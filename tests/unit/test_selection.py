@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,7 +28,6 @@ from aniso.data import Labelled
 from aniso.data.batches import Batches
 from aniso.data.images import ArrayImages
 from aniso.errors import AnisoError, UsageError
-from aniso.experiments.choosing import strategy_of
 from aniso.learn import CoefficientNorm, CrossEntropy, Entropy, FixMatch
 from aniso.learn.gradient import cell_gradients, weight_gradient
 from aniso.learn.selection import (
@@ -39,9 +37,11 @@ from aniso.learn.selection import (
     Pursuit,
     Random,
     Scores,
+    SelectionInputs,
     SelectionRule,
     WholeGradient,
     mean_feature,
+    new_selection_rule,
 )
 from aniso.learn.selection.selection_rule import cell_bytes
 from aniso.models.encoder import Encoder, Family
@@ -972,7 +972,7 @@ def test_choosing_from_what_was_chosen_is_choosing_less(encoder: Encoder, smalle
 # what settings ask for
 
 
-def test_a_settings_words_become_a_strategy(encoder: Encoder, bank: Bank) -> None:
+def test_a_name_becomes_a_selection_rule(encoder: Encoder, bank: Bank) -> None:
     kinds = {
         "random": Random,
         "features": FeatureSimilarity,
@@ -980,15 +980,10 @@ def test_a_settings_words_become_a_strategy(encoder: Encoder, bank: Bank) -> Non
         "blockwise-gradient": BlockwiseGradient,
         "pursuit": Pursuit,
     }
-    objective = LOSS * 1.0
     for word, kind in kinds.items():
-        setting: Any = SimpleNamespace(selection=(word, Budget.of("2")), seed=1)
-        made = strategy_of(setting, objective, encoder)
+        made = new_selection_rule(word, SelectionInputs(encoder, LOSS * 1.0, Budget.of("2"), seed=1))
         assert type(made) is kind and made.kind == word and made.budget == Budget(2)
         if kind is not FeatureSimilarity:
             assert made.choose(bank).bank.names
-    nothing: Any = SimpleNamespace(selection=None, seed=1)
-    assert strategy_of(nothing, objective, encoder) is None
-    setting = SimpleNamespace(selection=("gradient", Budget(2)), seed=1)
     with pytest.raises(UsageError, match="needs a task to select vectors for"):
-        strategy_of(setting, None, encoder)
+        new_selection_rule("gradient", SelectionInputs(encoder, None, Budget(2), seed=1))

@@ -25,6 +25,7 @@ from aniso.compose import Composition, Partition
 from aniso.data import Batch, Labelled, Unlabelled
 from aniso.data.images import ArrayImages
 from aniso.errors import StoppedError
+from aniso.experiments.session import Session
 from aniso.experiments.settings.test_time import TestTime
 from aniso.learn import (
     SAR,
@@ -548,13 +549,12 @@ def test_what_the_setting_learns_from_and_chooses_by_has_no_labels(
     world: colours.World, objective: Any
 ) -> None:
     setting = TestTime(model="any", bank="any", task="control", objective=objective)
-    job = setting.job(lambda name: world.control)
-    assert job.objective is not None
+    job = Session(setting, tasks={"control": world.control}).problem
     splits = [term.split for _, term in job.objective.data_terms]
     assert [type(split) for split in splits] == [Unlabelled]
     assert splits[0].keys == world.control.split("test").keys
     assert isinstance(job.keep, Last) and not job.keep.splits
-    assert job.tests == {"control": world.control.split("test")}  # for measuring
+    assert job.evaluation.tests == {"control": world.control.split("test")}  # for measuring
 
 
 # slices

@@ -22,7 +22,7 @@ def report(
     json: show.Json = False,
 ) -> None:
     """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records."""
-    from aniso.records import failed_cells
+    from aniso.record_files import failed_cells
     from aniso.report import build, experiments, mixed, read_records, table
 
     found = read_records(records)

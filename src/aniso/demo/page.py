@@ -10,7 +10,8 @@ from aniso.compose import Coefficients
 from aniso.demo.tour import Step
 from aniso.errors import UsageError
 from aniso.learn.analysis import by_depth, by_kind, five_numbers
-from aniso.records import Metrics, read_record
+from aniso.record_files import read_record
+from aniso.records import Metrics
 from aniso.report import Section, Table, bars, boxes, heat_map, page
 from aniso.weights.atomic import write_text
 

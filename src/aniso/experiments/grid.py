@@ -15,7 +15,8 @@ from aniso.experiments.result import RunOptions
 from aniso.experiments.session import Session
 from aniso.experiments.spec import Cell
 from aniso.experiments.worker import Place
-from aniso.records import Record, RecordStore, read_record
+from aniso.record_files import RecordStore, read_record
+from aniso.records import Record
 from aniso.weights.atomic import disk, write_text
 
 Status = Literal["recorded", "failed", "missing"]

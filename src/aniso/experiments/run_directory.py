@@ -27,7 +27,8 @@ from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.strict_yaml import as_yaml, read_yaml
 from aniso.learn import TrainingCheckpoints, differences
-from aniso.records import Record, read_record
+from aniso.record_files import read_record
+from aniso.records import Record
 from aniso.weights import save_safetensors
 from aniso.weights.atomic import disk, make_directory, remove_empty, require_space, sweep, write_text
 from aniso.weights.temporary import TEMPORARY

@@ -15,6 +15,7 @@ from aniso.experiments.options import Options
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.settings import Setting
 from aniso.experiments.strict_yaml import Document
+from aniso.json_value import JsonObject
 
 Values = dict[str, list[Any]]
 _MOST_CELLS = 100_000
@@ -123,12 +124,12 @@ def _undotted(path: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return (*first.split("."), *rest) if isinstance(first, str) else path
 
 
-def _points(grid: Values) -> Iterator[dict[str, Any]]:
+def _points(grid: Values) -> Iterator[JsonObject]:
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> JsonObject:
     """``over`` wins; mappings within are merged, and a dotted key reaches into them."""
     out = dict(base)
     for key, value in over.items():

@@ -1,6 +1,7 @@
 """Reports: tables, figures and one page from records of experiments. Nothing here imports torch."""
 
-from aniso.records import Record, read_records
+from aniso.record_files import read_records
+from aniso.records import Record
 from aniso.report.accuracy import details, table
 from aniso.report.budgets import budgets
 from aniso.report.complementarity import complementarity, gains

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from aniso.experiments.options import OptionInfo, Options, options_of
 from aniso.experiments.schedule_options import ScheduleOptions, overridden
+from aniso.json_value import JsonObject
 from aniso.registry import METHODS
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Method(Options, ABC):
     def check(self, setting: Setting) -> None:
         """Raise ValueError if the options do not fit each other or the setting."""
 
-    def spec(self, setting: Setting) -> dict[str, Any]:
+    def spec(self, setting: Setting) -> JsonObject:
         """Return the options as plain data, with nothing left to a default."""
         return self.model_dump(mode="json")
 
@@ -99,7 +100,7 @@ class TrainingMethod(Method, ABC):
         super().check(setting)
         self.resolved_schedule(setting)
 
-    def spec(self, setting: Setting) -> dict[str, Any]:
+    def spec(self, setting: Setting) -> JsonObject:
         return {**super().spec(setting), "schedule": asdict(self.resolved_schedule(setting))}
 
 

@@ -7,13 +7,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import field_validator
 
 from aniso.errors import UsageError
 from aniso.experiments.methods.method import Method
 from aniso.experiments.options import Options, option
+from aniso.json_value import JsonObject
 from aniso.registry import METHODS, SETTINGS
 from aniso.schedule import Schedule
 
@@ -140,7 +141,7 @@ class Setting(Options, ABC):
             raise ValueError(f"method '{self.method.name}' does not fit {self.name}: {reason}")
         if self.method.needs_bank and self.bank is None:
             raise UsageError(
-                "USAGE", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
+                "SPEC", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
             )
         self.method.check(self)
 
@@ -173,7 +174,7 @@ class Setting(Options, ABC):
 
     # identity
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> JsonObject:
         """Return all options as plain data, with nothing left to a default."""
         own = self.model_dump(mode="json", exclude={"method"})
         return {"setting": self.name, **own, "method": self.method.name, **self.method.spec(self)}
