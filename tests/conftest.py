@@ -107,3 +107,4 @@ def _transformers_logs_to_this_test() -> None:
     for handler in logging.getLogger("transformers").handlers:
         if type(handler) is logging.StreamHandler:
             handler.stream = _CurrentStderr()
+            handler.flush = handler.stream.flush  # transformers binds it to the stream of then
