@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +89,22 @@ def _no_leftovers(tmp_path: Path) -> Iterator[None]:
     yield
     left = [p for p in tmp_path.rglob("*") if ".partial-" in p.name]
     assert not left, left
+
+
+class _CurrentStderr:
+    """Standard error as it is when something is written."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+@pytest.fixture(autouse=True)
+def _transformers_logs_to_this_test() -> None:
+    """Its handler keeps the standard error of the test that imported it, which is closed by now."""
+    for handler in logging.getLogger("transformers").handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.stream = _CurrentStderr()
+            handler.flush = handler.stream.flush  # transformers binds it to the stream of then

@@ -564,7 +564,7 @@ def test_zero_shot_accuracies_are_those_of_the_record_that_has_them():
 
 def adapted(seed, accuracy, agreement, online=None, label="learned"):
     made = raw("test-time", label, {"cars": accuracy}, seed=seed)
-    made["metrics"]["answers"] = {"agreement": agreement}
+    made["metrics"]["answers"] = {"agreement": agreement, "confidence": [0.5, 0.6], "counts": {"a": 8}}
     if online is not None:
         made["metrics"]["online"] = {"cars": score(online)}
     return Record.model_validate_json(json.dumps(made))

@@ -8,9 +8,9 @@ import os
 import platform
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from aniso.cli import show
-from aniso.json_value import JsonObject
 
 _PACKAGES = {
     "torch": "required",
@@ -32,32 +32,39 @@ def doctor(json: show.Json = False) -> None:
     packages = [_package(name) for name in _PACKAGES]
     machine = _machine()
     if json:
-        show.as_json({"machine": machine, "packages": packages})
+        show.as_json({"machine": machine, "packages": [p._asdict() for p in packages]})
     else:
         show.table(("machine", ""), list(machine.items()))
         show.table(
             ("package", "version", "state"),
-            [(p["name"], p["version"], p["state"]) for p in packages],
+            [(p.name, p.version, p.state) for p in packages],
         )
-    broken = [p for p in packages if not p["ok"] and _PACKAGES[str(p["name"])] == "required"]
+    broken = [p for p in packages if not p.ok and _PACKAGES[p.name] == "required"]
     if broken:
         raise typer.Exit(3)
 
 
-def _package(name: str) -> JsonObject:
+class _Package(NamedTuple):
+    name: str
+    version: str
+    ok: bool
+    state: str
+
+
+def _package(name: str) -> _Package:
     try:
         version = importlib.metadata.version(_DISTRIBUTIONS.get(name, name))
     except importlib.metadata.PackageNotFoundError:
-        return {"name": name, "version": "", "ok": False, "state": f"missing: {_PACKAGES[name]}"}
+        return _Package(name, "", False, f"missing: {_PACKAGES[name]}")
     try:
         importlib.import_module(name)
     except Exception as e:
         # a mismatched pair (torch and torchvision above all) fails in ways of its own
-        return {"name": name, "version": version, "ok": False, "state": f"does not import: {e}"}
-    return {"name": name, "version": version, "ok": True, "state": "ok"}
+        return _Package(name, version, False, f"does not import: {e}")
+    return _Package(name, version, True, "ok")
 
 
-def _machine() -> JsonObject:
+def _machine() -> dict[str, str | int | None]:
     import torch
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from aniso.json_value import JsonObject
 
 if TYPE_CHECKING:
     from aniso.data import Labelled, Task
+    from aniso.data.card import Card
 
 app = typer.Typer(no_args_is_help=True, help="Look at tasks: known ones, and folders of your own.")
 
@@ -156,7 +157,7 @@ def _task(task: Task) -> JsonObject:
     }
 
 
-def _card(card: Any) -> JsonObject:
+def _card(card: Card) -> JsonObject:
     return {
         "title": card.title,
         "classes": len(card.classes),

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any
 
 from aniso.errors import InputError, printable
 from aniso.records import Record
@@ -15,7 +14,7 @@ from aniso.report.groups import experiments, mixed, require_one_experiment
 from aniso.report.layouts import Layout, field_text, layout_for
 from aniso.report.results import Column, Results, Row, Seeds
 
-_ORDER = ("none", "vector", "search", "weights", "gradient-free", "coefficients")
+_ORDER = ("none", "vector", "search", "weights", "gradient-free", "layernorm", "coefficients")
 _IDENTITY = (
     "model",
     "linearised",
@@ -75,10 +74,12 @@ def _completed(records: Sequence[Record]) -> list[Record]:
 def _filled(record: Record, zero: _Shares, reference: _Shares) -> Record:
     model, tasks = record.inputs.model, record.measured
     known = {task: zero[model, task] for task in tasks if (model, task) in zero}
-    metrics: dict[str, Any] = {"zero_shot": {**known, **record.metrics.zero_shot}}
-    if not record.metrics.reference and not record.spec.linearised:
-        metrics["reference"] = {task: reference[model, task] for task in tasks if (model, task) in reference}
-    return record.model_copy(update={"metrics": record.metrics.model_copy(update=metrics)})
+    zero_shot = {**known, **record.metrics.zero_shot}
+    stated = record.metrics.reference
+    if not stated and not record.spec.linearised:
+        stated = {task: reference[model, task] for task in tasks if (model, task) in reference}
+    metrics = record.metrics.model_copy(update={"zero_shot": zero_shot, "reference": stated})
+    return record.model_copy(update={"metrics": metrics})
 
 
 def _expected(

@@ -23,6 +23,8 @@ from ruamel.yaml.reader import ReaderError
 
 from aniso.errors import InputError, UsageError, printable
 
+Data = dict[str, Any]
+"""Plain data: text, numbers, true, false, null, lists and mappings of these."""
 Keys = tuple[str | int, ...]
 """The path to a value: keys of mappings, and indices of lists from 0."""
 
@@ -37,7 +39,7 @@ class Document:
     """A YAML 1.2 file as plain data, with the line (from 1) of every key and every item of a list."""
 
     label: str
-    data: dict[str, Any]
+    data: Data
     lines: Mapping[Keys, int]
 
 
@@ -211,8 +213,8 @@ class _Reader:
             fix = "write another number, or quote it to make it text"
             raise self._refusal(event, str(e), found=text, fix=fix) from None
 
-    def _mapping(self, path: Keys) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+    def _mapping(self, path: Keys) -> Data:
+        out: Data = {}
         while not isinstance(event := next(self._events), events.MappingEndEvent):
             self._require_plain(event)
             key = self._scalar(event) if isinstance(event, events.ScalarEvent) else {}
@@ -267,7 +269,7 @@ def _parsed(text: str, label: str) -> Iterator[Any]:
 # Single values, as from a command line
 
 
-def _assign(data: dict[str, Any], assignment: str) -> Keys:
+def _assign(data: Data, assignment: str) -> Keys:
     """Change one value in place and return its path."""
     label = f"--set {printable(assignment)}"
     name, sign, text = assignment.partition("=")

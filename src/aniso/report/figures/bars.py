@@ -48,8 +48,10 @@ def _task_axis(canvas: Canvas, names: Sequence[str]) -> None:
     axes = canvas.axes
     shown = [short(name, longest=24) for name in names]
     crowded = sum(len(name) + 3 for name in shown) > 13 * canvas.width
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(range(len(names)), shown, **turned)
+    axes.set_xticks(range(len(names)), shown)
+    if crowded:
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.6, max(0.6, len(names) - 0.4))
     axes.set_ylabel("test accuracy, %")
     axes.grid(axis="y")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from aniso.errors import UsageError, printable
 
@@ -26,7 +26,7 @@ INK, GREY, LIGHT, LINE = "#24272c", "#6b7078", "#a9aeb6", "#d5d8dd"
 DASHES = (0, (4, 3))
 POINTS_PER_INCH = 72
 _LONGEST = 44
-_STYLE: dict[str, Any] = {
+_STYLE: dict[str, object] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
     "font.size": 9,
     "axes.titlesize": 10,
