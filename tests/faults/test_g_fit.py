@@ -10,7 +10,7 @@ import pytest
 import runs
 from aniso.cli import main
 from aniso.cli.run_options import OutputOptions, RuntimeOptions
-from aniso.cli.setting_commands import generated_options
+from aniso.cli.setting_options import generated_options
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.strict_yaml import parse_yaml
 from aniso.registry import METHODS, SETTINGS

@@ -516,8 +516,8 @@ def test_H10_a_run_that_explodes_names_the_pictures_and_keeps_what_was_good(anis
     assert ran.code == 6, ran.err
     failure = json.loads((out / "failure.json").read_text())
     assert failure["error"] == "LEARN-NONFINITE" and failure["exit"] == 6
-    assert all(Path(picture).is_file() for picture in failure["facts"]["pictures"])
-    assert failure["facts"]["pictures"]
+    assert all(Path(picture).is_file() for picture in failure["facts"]["images"])
+    assert failure["facts"]["images"]
     wholly_readable(out)
     state, _ = TrainingCheckpoints(out).newest()
     assert all(tensor.isfinite().all() for tensor in state.tensors.values())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aniso.cli import show
 from aniso.cli.run_options import OutputOptions, RuntimeOptions
-from aniso.cli.setting_commands import generated_options
+from aniso.cli.setting_options import generated_options
 from aniso.errors import AnisoError, UsageError
 from aniso.experiments.input_files import check_input_files, read_names
 from aniso.experiments.options import Options
@@ -87,10 +87,8 @@ def _require_effect(name: str, values: Mapping[str, Any]) -> None:
     useless = [f"--{key.replace('_', '-')}" for key in values if key not in known]
     if useless:
         first = next(key for key in values if key not in known)
-        fields = {m: {*METHODS.get(m).model_fields} for m in setting.methods()}
-        owners = [
-            m for m, own in fields.items() if first in own or (_is_schedule(first) and "schedule" in own)
-        ]
+        field = "schedule" if first in ScheduleOptions.model_fields else first
+        owners = [m for m in setting.methods() if field in METHODS.get(m).model_fields]
         raise UsageError(
             "USAGE",
             f"{', '.join(useless)} {'has' if len(useless) == 1 else 'have'} no effect with --method {method}",
@@ -114,7 +112,7 @@ def _run(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> No
             return
     clock = Clock()
     try:
-        with show.telling() as progress:
+        with show.item_progress() as progress:
             result = Session(setting, _run_options(runtime, output, run, progress)).run()
     except BaseException as e:
         if run is not None:
@@ -172,7 +170,7 @@ def _epoch_printer(tensorboard: TensorBoardWriter | None) -> Callable[[EpochRow]
         if tensorboard is not None:
             tensorboard(row)
         seconds = time.monotonic() - begun
-        show.told_line(f"epoch {row.epoch}: {'; '.join(words) or 'the base'} ({seconds:.0f} s)")
+        show.progress_line(f"epoch {row.epoch}: {'; '.join(words) or 'the base'} ({seconds:.0f} s)")
 
     return epoch_done
 

@@ -81,7 +81,7 @@ def select(
     opened = _opened(encoder, bank, shelf, skip_unfit)
     opened = _without(opened, own, leave_out or [])
     objective = None if images is None else CrossEntropy(images) * 1.0
-    with show.telling() as progress:
+    with show.item_progress() as progress:
         cache = None
         if gradients is not None and images is not None and SELECTION_RULES.get(strategy).needs_gradient:
             cache = _gradient_cache(gradients, encoder, images, seed)
@@ -101,7 +101,7 @@ def _images(task: str | None, data: Path | None, shots: int | None, seed: int) -
     from aniso.data import load_task
     from aniso.experiments.problem import require_split
 
-    with show.telling() as progress:
+    with show.item_progress() as progress:
         found = load_task(task, data, progress=progress)
     show.notes(found.notes)
     train = require_split(found, "train", "vectors are selected by")
@@ -114,7 +114,7 @@ def _opened(encoder: Encoder, bank: str | None, shelf: Path | None, skip_unfit: 
     from aniso.vectors import load_adapter_directory
 
     assert shelf is not None
-    with show.telling() as progress:
+    with show.item_progress() as progress:
         found, notes = load_adapter_directory(
             encoder.weight_source(), shelf, skip_unfit=skip_unfit, progress=progress
         )

@@ -11,10 +11,9 @@ from typing import Annotated, Any, final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from aniso.cli.run_options import OutputOptions, RuntimeOptions
-from aniso.experiments.methods import Method, TrainingMethod
-from aniso.experiments.options import GROUPS, OptionInfo, options_of
-from aniso.experiments.schedule_options import ScheduleOptions
+from aniso.cli.setting_options import generated_options
+from aniso.experiments.methods import TrainingMethod
+from aniso.experiments.options import GROUPS, OptionInfo
 from aniso.experiments.settings import Setting
 from aniso.registry import METHODS, SETTINGS
 
@@ -75,13 +74,6 @@ class _GroupedHelp(TyperCommand):
                     formatter.write_dl(found)
 
 
-def generated_options(name: str, method: str | None = None) -> dict[str, OptionInfo]:
-    """Return the options of the command that runs a setting."""
-    setting: type[Setting] = SETTINGS.get(name)
-    methods = setting.methods() if method is None else (method,)
-    return _options(setting, methods, fixed=len(methods) == 1)
-
-
 def setting_command(name: str, method: str | None = None) -> Any:
     """Return the command that runs a setting: its options are the setting's and its methods'."""
     setting: type[Setting] = SETTINGS.get(name)
@@ -123,22 +115,6 @@ def _parameters(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     return out
-
-
-def _options(setting: type[Setting], methods: tuple[str, ...], *, fixed: bool) -> dict[str, OptionInfo]:
-    """All options by name, the setting's own before inherited ones; shared ones appear once."""
-    known = options_of(setting)
-    required = [name for name, info in known.items() if info.required]
-    own = [name for cls in setting.__mro__ for name in vars(cls).get("__annotations__", {}) if name in known]
-    found = {name: known[name] for name in dict.fromkeys([*required, *own])}
-    if fixed:
-        del found["method"]
-    classes: list[type[Method]] = [METHODS.get(name) for name in methods]
-    for cls in classes:
-        found |= {name: info for name, info in cls.options_for(setting).items() if name not in found}
-    if any(issubclass(cls, TrainingMethod) for cls in classes):
-        found |= options_of(ScheduleOptions)
-    return found | options_of(RuntimeOptions) | options_of(OutputOptions)
 
 
 def _help(info: OptionInfo, schedules: Mapping[str, str], methods: tuple[str, ...]) -> str:

@@ -127,9 +127,6 @@ def item_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield progress
 
 
-telling, told_line = item_progress, progress_line  # earlier names
-
-
 def size(nbytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000 or unit == "GB":
