@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
-from aniso.json_value import JsonObject
+from aniso.json_value import JsonObject, as_object
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
@@ -118,8 +118,8 @@ def _not_followed(config: JsonObject, name: str) -> tuple[tuple[str, ...], list[
 
 
 def open_clip_config(config: JsonObject) -> ModelConfig:
-    model = _object(config.get("model_cfg"))
-    vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
+    model = as_object(config.get("model_cfg"))
+    vision, text = as_object(model.get("vision_cfg")), as_object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
     heads = (width // head_width if width and head_width else None, _count(text.get("heads", 8)))
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
@@ -136,7 +136,7 @@ def open_clip_config(config: JsonObject) -> ModelConfig:
 def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
     ignored, notes = _not_followed(config, "config.json")
     named = config.get("architectures")
-    vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))
+    vision, text = as_object(config.get("vision_config")), as_object(config.get("text_config"))
     architecture = named[0] if isinstance(named, list) and named else config.get("model_type")
     activation = config.get("hidden_act", vision.get("hidden_act"))
     if activation is None and config.get("model_type") in ("clip", "clip_vision_model"):
@@ -161,10 +161,6 @@ def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
         if text.get("hidden_act", "quick_gelu") != activation:
             unusual.append(f"text_config.hidden_act = {printable(text.get('hidden_act'), 60)}")
     return ModelConfig(_text(architecture), _text(activation), heads, tuple(unusual), ignored), notes
-
-
-def _object(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def _count(value: object) -> int | None:
