@@ -70,7 +70,7 @@ def bake(
         show.as_json({"out": str(out), "to": to, "coefficients": len(made), "notes": list(notes)})
         return
     show.notes(notes)
-    show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.origin.base.label}, {made.partition}")
+    show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.provenance.base.label}, {made.partition}")
     if head is not None:
         show.line(
             f"wrote {beside if to == 'safetensors' else out / _HEAD}: aniso eval --head answers with it"
@@ -102,7 +102,9 @@ def _carried_over(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> t
     from aniso.vectors import BlockSource
 
     saved = load_head(path)
-    saved.require_features(composed_identity(made.origin.base.content, made.chosen(bank), made), str(path))
+    saved.require_features(
+        composed_identity(made.provenance.base.content, made.chosen(bank), made), str(path)
+    )
     content = saved.head.to_bytes({"model": BlockSource(baked).identity().content})
     said = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
     return content, said

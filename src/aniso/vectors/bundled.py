@@ -1,4 +1,4 @@
-"""Banks that come with the package, by name."""
+"""Bundled banks, by name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PREFIX = "mini"
 
 
 def list_banks() -> tuple[str, ...]:
-    """Names of the banks that come with the package; ``Bank.load`` takes them like directories."""
+    """Return the names of bundled banks, which ``Bank.load`` takes like directories."""
     return tuple(name for name in _PLACES if _place(name).is_dir())
 
 
 def bundled_bank(name: str) -> Path:
-    """The directory of a bank that comes with the package."""
+    """Return the directory of a bundled bank."""
     if name not in list_banks():
         raise UsageError(
             "BANK-NAME",
-            f"no bank '{printable(name)}' comes with aniso",
+            f"there is no bundled bank '{printable(name)}'",
             expected=", ".join(list_banks()),
             fix="name a directory",
         )
