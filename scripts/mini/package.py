@@ -47,7 +47,9 @@ def package_bank(kind: str, tuned: Path, storage: str) -> None:
     facts = {path.stem: json.loads(path.read_text()) for path in sorted(tuned.glob("*.json"))}
     is_adapter = kind.startswith("lora")
     files = {name: tuned / (name if is_adapter else f"{name}.safetensors") for name in facts}
-    place = mini_directory() / "banks" / kind
+    # 15 MB that one experiment uses stay out of the wheel
+    home = Path(__file__).parents[2] / "experiments/mini" if kind == "linearised" else mini_directory()
+    place = home / "banks" / kind
     place.parent.mkdir(exist_ok=True)
     bank = Bank.build(
         load_model("mini"), files, to=place, storage=storage, overwrite=True, allow_distant=True

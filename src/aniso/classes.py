@@ -1,4 +1,4 @@
-"""The question asked of an image: which of these classes is it, and how to say them in words."""
+"""Class lists: the names of classes and the prompts that turn them into text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_PROMPTS = ("a photo of a {}.",)
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names as spoken, in label order, and prompts with one ``{}`` for the name."""
+    """Class names in label order, and prompts with one ``{}`` for the name."""
 
     names: tuple[str, ...]
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
@@ -23,7 +23,7 @@ class ClassList:
     def __post_init__(self) -> None:
         given: object = self.names
         if isinstance(given, str):
-            raise UsageError("DATA-CLASS", "names are a list of texts, not one text", fix='("cat", "dog")')
+            raise UsageError("DATA-CLASS", "class names must be a list, not one text", fix='("cat", "dog")')
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "prompts", tuple(self.prompts))
         _check_names(self.names)
@@ -34,11 +34,11 @@ class ClassList:
 
     @cached_property
     def key(self) -> str:
-        """Changes whenever a name, a prompt or an order does."""
+        """A hash that changes with any name, prompt or their order."""
         return hashlib.sha256(json.dumps([self.names, self.prompts]).encode()).hexdigest()
 
     def texts(self) -> list[list[str]]:
-        """For every class its prompts with the name filled in."""
+        """Return, for every class, its prompts with the name filled in."""
         return [[prompt.format(name) for prompt in self.prompts] for name in self.names]
 
 
@@ -51,7 +51,7 @@ def _check_names(names: tuple[str, ...]) -> None:
             "DATA-CLASS",
             f"class {empty[0]} has no name",
             found=f"{len(empty)} empty of {len(names)}",
-            fix="give every class a name; prompts are made of them",
+            fix="give every class a name: prompts contain it",
         )
     seen: dict[str, int] = {}
     for i, name in enumerate(names):
@@ -60,7 +60,7 @@ def _check_names(names: tuple[str, ...]) -> None:
                 "DATA-CLASS",
                 f"classes {seen[name]} and {i} have the same name",
                 found=printable(name),
-                fix="tell them apart in words: prompts of equal names give equal class weights",
+                fix="give them different names: equal names give equal class weights",
             )
         seen[name] = i
 
@@ -75,12 +75,12 @@ def _check_prompts(prompts: tuple[str, ...]) -> None:
                 "a prompt needs exactly one {} for the class name",
                 found=printable(prompt),
                 expected="for example 'a photo of a {}.'",
-                fix="correct the prompt; write {{ and }} for braces that are meant",
+                fix="correct the prompt; write {{ and }} for literal braces",
             )
 
 
 def _fields(prompt: str) -> list[str | None]:
-    """The names of a prompt's replacement fields; one that asks for more than the name counts as wrong."""
+    """Return the names of a prompt's replacement fields."""
     try:
         found = [
             (name, spec, how) for _, name, spec, how in string.Formatter().parse(prompt) if name is not None

@@ -1,16 +1,16 @@
-"""Everything aniso raises on purpose.
+"""The errors that aniso raises.
 
 * AnisoError
-  * UsageError        exit 2   the command or the arguments make no sense
+  * UsageError        exit 2   the command or its arguments are invalid
   * InputError        exit 3   a file cannot be read, or does not fit the others
-  * UnsafeError       exit 4   a file asks for something no data file should ask for
+  * UnsafeError       exit 4   a file holds what no data file should hold
   * ResourceError     exit 5   disk, memory or permission ran out
   * NumericalError    exit 6   a value left the range it can be stored in
   * CellsError        exit 7   some cells of an experiment did not finish
   * LockedError       exit 8   another process is writing there
-  * StoppedError      exit 130 someone asked the run to end; 128 + the signal's number
+  * StoppedError      exit 130 the run was interrupted; 128 + the signal's number
 
-Every error says what it is about, what is wrong, what was found and expected, and what to type next.
+Every error names its subject, what is wrong, what was found and expected, and what to type next.
 Its ``code`` (``CKPT-SHAPE``) can be looked up with ``aniso explain CODE``.
 """
 
@@ -22,14 +22,14 @@ _SHOWN = 160
 
 
 def printable(text: object, limit: int = _SHOWN) -> str:
-    """Text from a stranger's file, safe for a terminal: control characters escaped, cut to length."""
+    """Return untrusted text in a form that is safe for a terminal: escaped and cut to length."""
     raw = str(text)
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in raw[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class AnisoError(Exception):
-    """Base of all deliberate errors; ``facts`` are shown as a small table under the message."""
+    """The base of all errors of aniso; ``facts`` are shown as a table under the message."""
 
     exit_code: ClassVar[int] = 1
 
@@ -54,7 +54,7 @@ class AnisoError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # keyword-only facts do not survive the default way errors cross processes
+        # by default, keyword-only facts are lost when an error is pickled
         return _rebuild, (type(self), self.code, self.message, self.likely, self.fix, self.facts)
 
     def to_json(self) -> dict[str, Any]:
@@ -144,15 +144,15 @@ EXPLANATIONS: dict[str, str] = {
     "can be neither printed nor written to another file.",
     "WEIGHT-NONFINITE": "A weight is NaN or infinite. Arithmetic on it would spread to every composition; "
     "pass --allow-nonfinite only to look at the file.",
-    "PICKLE-CALL": "A pickle is a program. This one would call functions that have no place in a list of "
-    "tensors. aniso never runs pickles, so nothing happened; the file is refused because whoever made it "
-    "may have tampered with the tensors, too. `aniso convert --tensors-only` extracts the tensors.",
+    "PICKLE-CALL": "A pickle is a program. This one would call functions that no list of "
+    "tensors needs. aniso never runs pickles, so nothing happened; the file is refused because its author "
+    "may have changed the tensors, too. `aniso convert --tensors-only` extracts the tensors.",
     "PICKLE-LIMIT": "The pickle needs more operations, memory or nesting than any real checkpoint does.",
     "PICKLE-MALFORMED": "The pickle's own bookkeeping is inconsistent, so no two readers need agree on what "
     "it contains.",
     "PICKLE-VIEW": "A tensor in the pickle claims elements outside of the storage it points to, or more "
     "elements than the storage holds.",
-    "PICKLE-STORAGE": "A storage in the checkpoint has another size than the pickle declares.",
+    "PICKLE-STORAGE": "A storage in the checkpoint has a different size than the pickle declares.",
     "PICKLE-UNSUPPORTED": "The checkpoint keeps tensors in a form that is not a plain array (sparse, "
     "quantised, or a plain pickle.dump). Save its state_dict with safetensors.",
     "ZIP-UNSAFE": "The zip archive around the checkpoint has properties torch never writes: compression, "
@@ -165,8 +165,8 @@ EXPLANATIONS: dict[str, str] = {
     "CKPT-NONE": "No tensors were found under any rule.",
     "CKPT-LINEARISED": "The checkpoint is of a linearised model: it stores its parameters by position. "
     "Standard and linearised vectors must not be mixed.",
-    "CKPT-SHAPE": "A tensor has another shape than in the base. Usually the model is of another size or "
-    "resolution; aniso never resizes.",
+    "CKPT-SHAPE": "A tensor has a different shape than in the base. Usually the model has a different size "
+    "or resolution; aniso never resizes.",
     "CKPT-KEYS": "Names are missing from the fine-tuned model, or it has names the base lacks. Pairing is by "
     "name alone. --skip-key and --rename state an exception explicitly.",
     "CKPT-BUFFER": "A tensor that is not part of a task vector (an integer buffer, the logit scale, the text "
@@ -177,10 +177,10 @@ EXPLANATIONS: dict[str, str] = {
     "VECTOR-ZERO": "The fine-tuned model equals the base in every block.",
     "VECTOR-DISTANT": "The difference to the base is about as large as the base itself; fine-tuning moves "
     "weights by a few per cent. The model was probably tuned from another base.",
-    "VECTOR-BASE": "The vector was made over another base; base fingerprints must agree.",
-    "VECTOR-RANGE": "A value does not fit the number format asked for. Choose --dtype bf16 or fp32.",
+    "VECTOR-BASE": "The vector has a different base; base fingerprints must agree.",
+    "VECTOR-RANGE": "A value does not fit the requested number format. Choose --dtype bf16 or fp32.",
     "VECTOR-FILE": "The file is a valid safetensors file but not a task vector written by aniso.",
-    "LAYOUT-SCHEME": "The names in the file do not follow the naming that was asked for.",
+    "LAYOUT-SCHEME": "The names in the file do not follow the requested naming scheme.",
     "LAYOUT-CONVERT": "Only CLIP models with a vision transformer have both an open_clip and a Hugging Face "
     "form.",
     "DIR-EMPTY": "The directory holds no weights under any of the names the field uses.",
@@ -201,8 +201,8 @@ EXPLANATIONS: dict[str, str] = {
     "LORA-RANK": "The rank in the configuration differs from the rank of the tensors.",
     "BANK-MANIFEST": "The directory has no readable bank manifest of a known version.",
     "BANK-NAME": "Vector names are unique within a bank and limited to letters, digits and . _ + -",
-    "BANK-FEATURES": "To choose vectors by what their tasks look like, the mean feature of each task's "
-    "images is needed. aniso bank features computes them once and keeps them in the bank.",
+    "BANK-FEATURES": "Selecting vectors by features needs the mean feature of each task's "
+    "images. aniso bank features computes them once and stores them in the bank.",
     "BANK-BASE": "All vectors of a bank are differences to the same base.",
     "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
     "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "
@@ -228,7 +228,7 @@ EXPLANATIONS: dict[str, str] = {
     "class weights that look right and are not.",
     "MODEL-CLASSES": "A classifier without a text tower knows only the classes it was trained for; they are "
     "matched by name.",
-    "MODEL-LENGTH": "A language model reads so many tokens at once and no more.",
+    "MODEL-LENGTH": "A language model has a largest number of tokens that it reads at once.",
     "MODEL-LIBRARY": "The library that this needs is an optional extra of aniso.",
     "DATA-CARD": "A task card is a small TOML file; a key that is not known is an error, so that a typing "
     "mistake cannot pass for a setting.",
@@ -236,42 +236,42 @@ EXPLANATIONS: dict[str, str] = {
     "of a split must be one of the task's.",
     "DATA-PROMPT": "A prompt has one pair of braces, where the class name goes.",
     "DATA-SPLIT": "The task does not have that split or part.",
-    "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; in "
-    "each of them there has to be something to guess.",
-    "DATA-SHOTS": "There are fewer images than were asked for.",
-    "DATA-EMPTY": "A folder without a single image would become a class nobody can learn or be tested on.",
+    "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; "
+    "none of them may be empty.",
+    "DATA-SHOTS": "A class has fewer images than the number of shots.",
+    "DATA-EMPTY": "A folder without images would become a class that can be neither learned nor tested.",
     "DATA-LABEL": "Every image has one label, and every label is one of the classes.",
     "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",
     "DATA-PATH": "A path in a list or a table, or a symbolic link, leaves the directory it belongs to. A "
-    "link in a stranger's dataset could name any file of this machine.",
-    "DATA-MISSING": "The data are not where they were looked for.",
+    "link in an untrusted dataset could name any file of this machine.",
+    "DATA-MISSING": "The dataset, or a file of it, does not exist at this path.",
     "DATA-TAR": "Archives are read in place: only plain files with plain names are accepted in them.",
     "DATA-HASH": "The files differ from the published ones, and their format could run code: they are not "
     "opened.",
     "IMAGE-READ": "The image is damaged, empty or in a format that is not read. Images can be left out "
-    "with --on-bad-image skip; what was left out is said.",
+    "with --on-bad-image skip; a note lists them.",
     "IMAGE-BOMB": "A small file that unpacks to an enormous image is a known way to exhaust a machine.",
     "OBJECTIVE": "An objective is a signed sum of terms, each bound to a split or to the coefficients.",
     "KEEP": "A keep rule chooses an epoch by accuracies on labelled splits that are not for testing.",
-    "LEARN-TEST": "Test labels are for measuring alone: what is learned from them, or chosen by them, says "
+    "LEARN-TEST": "Test labels are for evaluation only: what is learned from them, or selected by them, says "
     "nothing about new images.",
-    "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. What was good before is kept.",
+    "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. The best epoch before is kept.",
     "LEARN-GRADIENT": "The first step's gradient is zero everywhere, so nothing would ever be learned.",
-    "HEAD-CLASS": "A head is learned from at least one image of each of two classes or more: a class "
-    "without any would be learned to be never the answer.",
+    "HEAD-CLASS": "A head needs at least one image of each class, and two classes or more: a class "
+    "without images would never be predicted.",
     "HEAD-FEATURES": "A head belongs to the features it was learned on. Those of another model, or of other "
-    "coefficients, lie elsewhere, and its answers on them would be noise.",
+    "coefficients, are different, and its predictions on them would be noise.",
     "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
-    "RUN-STATE": "What a run left to go on from is damaged, or there is none.",
-    "RUN-CHANGED": "A run goes on only with the same inputs and settings, or its result would be neither "
-    "the old run's nor a new one's.",
-    "STOPPED": "The run was asked to end (Ctrl-C, or by the system). Its state was saved if it has a "
-    "directory; --resume goes on from there, with the same result as if it had not been interrupted.",
+    "RUN-STATE": "The checkpoint of a run is damaged, or there is none.",
+    "RUN-CHANGED": "A run can be resumed only with the same inputs and settings; otherwise its result would "
+    "be neither the old run's nor a new one's.",
+    "STOPPED": "The run was interrupted (Ctrl-C, or by the system). Its state was saved if it has a "
+    "directory; --resume continues from there, with the same result as without the interruption.",
     "SPEC": "A spec is a YAML 1.2 file. A key that is not known is an error, so that a typing mistake cannot "
     "pass for a setting.",
     "RECORD": "A record is the JSON file that one cell of an experiment leaves behind.",
     "CELLS": "Some cells of an experiment did not finish; those that did are recorded.",
-    "OUT-EXISTS": "Outputs are never overwritten unless asked for with --overwrite.",
+    "OUT-EXISTS": "Existing outputs are not overwritten without --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",
     "OUT-SPACE": "There is not enough space for the output on that disk; nothing was started.",
     "OUT-MEMORY": "The machine ran out of memory. Banks are built and read one block at a time; a "

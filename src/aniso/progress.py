@@ -1,4 +1,4 @@
-"""Progress of what takes long: a line on a terminal or in a notebook, unless it is switched off."""
+"""Progress of long operations: a line on a terminal or in a notebook, unless it is switched off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO, final
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with what is being done, how many steps are done, and how many there are."""
+"""Called with a description, the number of steps done, and the total."""
 
 _FIRST = 1.0  # seconds of work before anything is shown
 _PAUSE = 0.1  # seconds between two updates
@@ -18,14 +18,14 @@ _enabled: bool | None = None
 def set_progress(on: bool | None) -> None:
     """Show progress always, never, or (None, the default) on terminals and in notebooks.
 
-    Functions that are given a progress callback of their own are not affected.
+    Functions that get a progress callback as an argument are not affected.
     """
     global _enabled
     _enabled = on
 
 
 def progress_or_default(callback: ProgressCallback | None) -> ProgressCallback:
-    """The callback that was given, or a line on standard error if progress is shown."""
+    """Return the callback, or by default a line on standard error if progress is shown."""
     if callback is not None:
         return callback
     return ProgressLine(sys.stderr) if _is_shown() else silent
@@ -43,7 +43,7 @@ def _is_shown() -> bool:
 
 @final
 class ProgressLine:
-    """Rewrites one line of text: ``few-shot: 12 of 40, 0:08 left``. Work of under a second shows nothing."""
+    """A progress line that is rewritten: ``few-shot: 12 of 40, 0:08 left``; nothing in the first second."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -69,7 +69,7 @@ class ProgressLine:
             self._end()
 
     def _end(self) -> None:
-        """Clear the line, so that what is printed next stands alone."""
+        """Clear the line, so that the next output starts on an empty one."""
         if self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()

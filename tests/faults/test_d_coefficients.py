@@ -17,7 +17,7 @@ from torch import nn
 import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition, Plan, Runtime, plan
 from aniso.compose._engine import delta_store
-from aniso.compose.coefficients import FORMAT, Origin
+from aniso.compose.coefficients import FORMAT, CoefficientProvenance
 from aniso.errors import AnisoError, InputError
 from aniso.sizes import parse_bytes, show_bytes
 from aniso.vectors import Bank, BlockSource, TaskVector
@@ -59,7 +59,7 @@ def some(bank, partition="blocks", seed=0):
     """Random coefficients."""
     slots = CoefficientIndex.of(bank, Partition.parse(partition))
     g = torch.Generator().manual_seed(seed)
-    return Coefficients(slots, torch.randn(slots.count, generator=g), Origin.of(bank))
+    return Coefficients(slots, torch.randn(slots.count, generator=g), CoefficientProvenance.of(bank))
 
 
 def changed(coefficients, **cells):
@@ -68,7 +68,7 @@ def changed(coefficients, **cells):
     for block, own in cells.items():
         for vector, value in own.items():
             values[coefficients.index.cell(vector, block)] = value
-    return Coefficients(coefficients.index, values, coefficients.origin)
+    return Coefficients(coefficients.index, values, coefficients.provenance)
 
 
 # D11: 152 blocks or 200
@@ -170,7 +170,7 @@ def test_d11_columns_that_differ_do_not_become_one(banks, refused):
     made = some(fused, "columns").for_bank(split, any_bank=True)
     values = made.values.clone()
     values[made.index.cell("a", f"{FUSED}.v").start + 5] = 0.8125
-    made = Coefficients(made.index, values, made.origin)
+    made = Coefficients(made.index, values, made.provenance)
     with refused("COEF-LAYOUT", 3, FUSED, "0.8125", "'a'"):
         made.for_bank(fused, any_bank=True)
 
@@ -361,7 +361,7 @@ def test_d15_another_number_of_parts_is_another_partition(bank, refused):
 def test_d15_a_file_brings_its_own_seed(bank, tmp_path):
     made = Coefficients.zeros(bank, Partition.random(4, 77))
     values = torch.linspace(-1, 1, len(made))
-    Coefficients(made.index, values, made.origin).save(tmp_path / "c")
+    Coefficients(made.index, values, made.provenance).save(tmp_path / "c")
     composition = Composition.of(MODEL, bank, Coefficients.load(tmp_path / "c"))
     assert composition.partition == Partition.random(4, 77)
     assert torch.equal(composition.values.detach(), values)
@@ -416,7 +416,7 @@ def test_d16_a_coefficient_that_is_no_number_is_named(bank, tmp_path, value, tex
     with refused("COEF-VALUES", 3, "1 coefficients", block, f"'{vector}'", f"part {part}", str(path)):
         Coefficients.load(path)
     with refused("COEF-VALUES", 3, block, f"'{vector}'"):
-        Coefficients(made.index, values, made.origin)
+        Coefficients(made.index, values, made.provenance)
 
 
 def test_d16_a_missing_block_is_named(bank, tmp_path, refused):
@@ -481,7 +481,7 @@ def test_d16_an_index_that_is_no_index_is_refused(tmp_path, index, refused):
 def test_d16_another_schema_is_refused_before_its_index_is_read(tmp_path, schema, refused):
     meta = {"format": FORMAT, "index": "{}"} | ({} if schema is None else {"schema": schema})
     save_safetensors(tmp_path / "c", {"coefficients": torch.zeros(2)}, meta)
-    with refused("COEF-FILE", 3, "another version", "schema 1"):
+    with refused("COEF-FILE", 3, "a different version", "schema 1"):
         Coefficients.load(tmp_path / "c")
 
 
@@ -509,7 +509,7 @@ def test_d16_a_file_of_another_kind_is_refused(bank, tmp_path, refused):
 def test_coefficients_over_another_base_are_refused(bank, refused):
     other = {k: v + 0.1 for k, v in BASE.items()}
     theirs = Bank.build(other, {n: tiny.tuned(other, i + 1) for i, n in enumerate(bank)})
-    with refused("COEF-BANK", 3, "another base"):
+    with refused("COEF-BANK", 3, "a different base"):
         some(bank).for_bank(theirs)
     assert len(some(bank).for_bank(theirs, any_bank=True)) == 8
 

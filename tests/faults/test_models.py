@@ -214,7 +214,7 @@ def test_weights_that_cannot_even_be_looked_for(named, home, says, name):
 
 def test_a_file_in_the_place_of_an_architecture(tmp_path, says):
     save_safetensors(tmp_path / "w.safetensors", weights())
-    with says("MODEL-NAME", 2, "which architecture", "weights="):
+    with says("MODEL-NAME", 2, "without an architecture", "weights="):
         load_model(tmp_path / "w.safetensors")
 
 
@@ -628,7 +628,7 @@ def test_a_configuration_that_is_no_object(tmp_path, says, file, text):
     ],
 )
 def test_an_open_clip_configuration_of_no_model(tmp_path, home, says, change):
-    with says("DIR-CONFIG", 3, "describes no model"):
+    with says("DIR-CONFIG", 3, "does not describe a model"):
         load_model(copy_of(home / "oc", tmp_path / "m", change))
 
 
@@ -670,7 +670,7 @@ def test_an_open_clip_configuration_cannot_bring_code(tmp_path, home, says, monk
     ],
 )
 def test_a_hugging_face_configuration_of_no_model(tmp_path, home, says, change):
-    with says("DIR-CONFIG", 3, "describes no model"):
+    with says("DIR-CONFIG", 3, "does not describe a model"):
         load_model(copy_of(home / "hf", tmp_path / "m", change))
 
 
@@ -688,7 +688,7 @@ def test_a_timm_configuration_of_no_model(tmp_path, says, settings):
     config = {"architecture": "test_vit", "num_classes": 3, "model_args": settings}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_safetensors(tmp_path / "model.safetensors", {"head.weight": torch.zeros(3, 3)})
-    with says("DIR-CONFIG", 3, "describes no model"):
+    with says("DIR-CONFIG", 3, "does not describe a model"):
         load_model(tmp_path)
 
 

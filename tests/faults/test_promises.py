@@ -223,7 +223,7 @@ def test_h6_a_bank_that_is_being_built_is_cleaned_up(shelf, tmp_path, number, co
             time.sleep(60)
             return real(stream, *rest, **more)
 
-        sys.modules["aniso.vectors.bank"].write_segment = waiting
+        sys.modules["aniso.vectors._files.bank_directory"].write_segment = waiting
 
     given = ("bank", "build", "--base", shelf.model, f"a={tuned}", "-o", tmp_path / "new" / "bank")
     with child(*given, log=tmp_path / "log", first=first) as run:

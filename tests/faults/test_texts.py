@@ -210,7 +210,7 @@ def test_a_model_cannot_bring_code(own: Path, tmp_path: Path) -> None:
     said["auto_map"] = {"AutoModelForCausalLM": "own.Own", "AutoConfig": "own.Own"}
     (own / "config.json").write_text(json.dumps(said))
     (own / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
-    assert load_language_model(own).longest == 64
+    assert load_language_model(own).max_length == 64
     assert not (tmp_path / "ran").exists()
 
 

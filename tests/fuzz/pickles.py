@@ -54,7 +54,7 @@ def _saved(value: Any, protocol: int) -> bytes:
 def _read_weights(folder: Path) -> None:
     """Everything that ``aniso inspect --hash`` and ``convert --tensors-only`` do with a file."""
     from aniso.errors import AnisoError
-    from aniso.vectors.summary import survey_source
+    from aniso.vectors.summary import summarise_source
     from aniso.weights import open_weights
 
     path = folder / "model.pt"
@@ -64,7 +64,7 @@ def _read_weights(folder: Path) -> None:
     except AnisoError as e:
         refusal = e
     source = open_weights(path, tensors_only=True)
-    survey = survey_source(source, hashes=True, allow_nonfinite=True)
+    survey = summarise_source(source, hashes=True, allow_nonfinite=True)
     survey.to_json()
     _ = source.aliases
     assert (refusal is not None) == bool(survey.calls), (refusal, survey.calls)

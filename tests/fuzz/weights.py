@@ -43,12 +43,12 @@ class Safetensors(Target):
         return Case({"model.safetensors": data})
 
     def read(self, folder: Path) -> None:
-        from aniso.vectors.summary import survey_source
+        from aniso.vectors.summary import summarise_source
         from aniso.weights import open_weights
 
         source = open_weights(folder / "model.safetensors")
-        survey_source(source, allow_nonfinite=True).to_json()
-        survey_source(source, hashes=True, allow_nonfinite=True).to_json()
+        summarise_source(source, allow_nonfinite=True).to_json()
+        summarise_source(source, hashes=True, allow_nonfinite=True).to_json()
 
 
 class Adapters(Target):
@@ -86,10 +86,10 @@ class Adapters(Target):
         return Case({"adapter_config.json": config, "adapter_model.safetensors": tensors})
 
     def read(self, folder: Path) -> None:
-        from aniso.vectors.summary import survey_source
+        from aniso.vectors.summary import summarise_source
         from aniso.weights import open_weights
 
-        survey_source(open_weights(folder), hashes=True, allow_nonfinite=True).to_json()
+        summarise_source(open_weights(folder), hashes=True, allow_nonfinite=True).to_json()
 
 
 class Images(Target):

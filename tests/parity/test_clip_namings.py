@@ -161,7 +161,7 @@ def test_an_incomplete_model_is_not_converted(tmp_path, refused, lost):
 
 
 @pytest.mark.parametrize(
-    ("said", "code"), [("QuickGELU", "there is no activation"), ("quick_gelu", "another activation")]
+    ("said", "code"), [("QuickGELU", "there is no activation"), ("quick_gelu", "a different activation")]
 )
 def test_an_activation_must_exist_and_not_contradict_the_files(tmp_path, refused, said, code):
     source = open_weights(open_clip_directory(tmp_path / "oc"))  # gelu

@@ -51,7 +51,7 @@ def drawn(bank: Bank, partition: Partition) -> Coefficients:
     zero = Coefficients.zeros(bank, partition)
     values = torch.randn(len(zero), generator=torch.Generator().manual_seed(0))
     assert bool((values < 0).any()) and bool((values > 0).any())
-    return Coefficients(zero.index, values, zero.origin)
+    return Coefficients(zero.index, values, zero.provenance)
 
 
 def features(model: nn.Module) -> torch.Tensor:

@@ -92,7 +92,7 @@ def test_adapters_and_models_in_a_directory_are_vectors_by_name(
         encoder.weight_source(), adapters, progress=lambda *words: said.append(words)
     )
     assert bank.names == ("ant", "bee", "cat", "dog-v2", "eel") and notes == ()
-    assert said == [("looking at adapters", i, 5) for i in range(1, 6)]
+    assert said == [("reading adapters", i, 5) for i in range(1, 6)]
     assert {type(bank["bee"][b.name]) for b in bank["bee"].blocks} == {LowRank}
     assert len(bank["bee"].blocks) == 2 * tiny.LAYERS
     assert {type(bank["eel"][b.name]) for b in bank["eel"].blocks} == {Dense}

@@ -150,7 +150,7 @@ def test_baking_takes_the_memory_of_a_few_blocks(tmp_path: Path):
     from aniso import Coefficients
 
     zeros = Coefficients.zeros(bank)
-    Coefficients(zeros.index, zeros.values + 0.3, zeros.origin).save(tmp_path / "mix.safetensors")
+    Coefficients(zeros.index, zeros.values + 0.3, zeros.provenance).save(tmp_path / "mix.safetensors")
     program = """
         import sys
         from pathlib import Path

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition
 from aniso.compose.card import model_card
-from aniso.compose.coefficients import Origin
+from aniso.compose.coefficients import CoefficientProvenance
 from aniso.errors import AnisoError
 from aniso.vectors import Bank, BaseInfo, Block, KeyEdits, Kind
 from aniso.vectors.convert import convert
@@ -47,7 +47,7 @@ def some(bank, partition=None, seed=0):
     """Random coefficients."""
     slots = CoefficientIndex.of(bank, partition or Partition.blocks())
     g = torch.Generator().manual_seed(seed)
-    return Coefficients(slots, torch.randn(slots.count, generator=g), Origin.of(bank))
+    return Coefficients(slots, torch.randn(slots.count, generator=g), CoefficientProvenance.of(bank))
 
 
 def places(coefficients):
@@ -178,7 +178,11 @@ def test_a_saved_file_gives_back_everything(bank, text, tmp_path):
     made.save(tmp_path / "c.safetensors")
     found = Coefficients.load(tmp_path / "c.safetensors")
     assert torch.equal(found.values, made.values)
-    assert (found.partition, found.origin, found.vectors) == (made.partition, made.origin, made.vectors)
+    assert (found.partition, found.provenance, found.vectors) == (
+        made.partition,
+        made.provenance,
+        made.vectors,
+    )
     assert places(found) == places(made)
     assert found.items() == made.items()
     assert torch.equal(found.matrix().nan_to_num(9.0), made.matrix().nan_to_num(9.0))
@@ -197,7 +201,7 @@ def test_every_number_survives_bit_for_bit(bank, scratch, width, data):
     count = CoefficientIndex.of(bank, Partition.blocks()).count
     numbers = st.floats(width=width, allow_nan=False, allow_infinity=False)
     values = torch.from_numpy(data.draw(arrays(f"float{width}", count, elements=numbers)).copy())
-    Coefficients(CoefficientIndex.of(bank, Partition.blocks()), values, Origin.of(bank)).save(
+    Coefficients(CoefficientIndex.of(bank, Partition.blocks()), values, CoefficientProvenance.of(bank)).save(
         scratch, overwrite=True
     )
     found = Coefficients.load(scratch).values
@@ -260,10 +264,12 @@ def test_the_file_is_a_few_kilobytes(bank, tmp_path):
     slots = CoefficientIndex.from_cells(Partition.blocks(), vectors, cells)
     assert slots.count == 152 * 21
     base = BaseInfo("openai/clip-vit-base-patch32", "1" * 64, "quick_gelu")
-    origin = Origin("open_clip", "0" * 64, base, "2" * 64, dict.fromkeys(vectors, "3" * 64))
-    Coefficients(slots, torch.randn(slots.count), origin).save(tmp_path / "large")
+    provenance = CoefficientProvenance(
+        "open_clip", "0" * 64, base, "2" * 64, dict.fromkeys(vectors, "3" * 64)
+    )
+    Coefficients(slots, torch.randn(slots.count), provenance).save(tmp_path / "large")
     assert (tmp_path / "large").stat().st_size < 40_000
-    assert Coefficients.load(tmp_path / "large").origin == origin
+    assert Coefficients.load(tmp_path / "large").provenance == provenance
     some(bank).save(tmp_path / "small")
     assert (tmp_path / "small").stat().st_size < 8_000
 
@@ -281,7 +287,7 @@ def test_coefficients_go_with_the_same_vectors_in_another_storage(bank, storage,
     found = Coefficients.load(tmp_path / "c").for_bank(packed)
     assert torch.equal(found.values, made.values)
     assert found.items() == made.items()
-    assert found.origin == Origin.of(packed)
+    assert found.provenance == CoefficientProvenance.of(packed)
     assert torch.equal(found.for_bank(bank).values, made.values)
 
 
@@ -299,7 +305,7 @@ def test_wrong_numbers_of_coefficients_are_refused(bank, refused):
     made = some(bank)
     for values in (made.values[1:], made.values.reshape(1, -1), torch.zeros(())):
         with refused("COEF-VALUES", 3, "32 numbers"):
-            Coefficients(made.index, values, made.origin)
+            Coefficients(made.index, values, made.provenance)
 
 
 # the same model under other names
@@ -329,7 +335,7 @@ def test_coefficients_go_with_a_base_under_other_names(clip, text, tmp_path):
     made = some(open_clip_bank(clip), Partition.parse(text))
     made.save(tmp_path / "c")
     other = Bank.build(clip / "base-hf", {n: clip / f"{n}.safetensors" for n in "ab"})
-    assert other.layout.scheme != made.origin.scheme
+    assert other.layout.scheme != made.provenance.scheme
     found = Coefficients.load(tmp_path / "c").for_bank(other)
     assert found.items() == made.items()
 

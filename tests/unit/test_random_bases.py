@@ -278,7 +278,7 @@ def test_what_is_no_mean_feature_is_refused_and_nothing_is_written(
 
 
 def test_features_of_two_models_are_refused(bank: Bank, refused: Refused) -> None:
-    with refused("BANK-FEATURES", 2, "2 widths", "4, 5"):
+    with refused("BANK-FEATURES", 2, "2 different widths", "4, 5"):
         bank.with_features({**rows("cars"), **rows("dtd", width=4)})
     bank = bank.with_features(rows("cars"))
     with refused("BANK-FEATURES", 2, "4, 5"):

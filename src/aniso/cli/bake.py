@@ -75,7 +75,7 @@ def bake(
         show.as_json({"out": str(out), "to": to, "coefficients": len(made), "notes": list(notes)})
         return
     show.notes(notes)
-    show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.origin.base.label}, {made.partition}")
+    show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.provenance.base.label}, {made.partition}")
     if head is not None:
         show.line(f"wrote {beside if to == 'safetensors' else out / _HEAD}: use it with aniso eval --head")
 
@@ -105,7 +105,9 @@ def _head_of_checkpoint(path: Path, made: Coefficients, bank: Bank, baked: Baked
     from aniso.vectors import BlockSource
 
     saved = load_head(path)
-    saved.require_features(composed_identity(made.origin.base.content, made.chosen(bank), made), str(path))
+    saved.require_features(
+        composed_identity(made.provenance.base.content, made.chosen(bank), made), str(path)
+    )
     content = saved.head.to_bytes({"model": BlockSource(baked).identity().content})
     sentence = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
     return content, sentence

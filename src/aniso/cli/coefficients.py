@@ -42,7 +42,7 @@ def make(
     chosen = options.open_bank(bank).only(*numbers)
     zeros = Coefficients.zeros(chosen, Partition.whole())
     ordered = torch.tensor([numbers[name] for name in zeros.vectors])
-    made = Coefficients(zeros.index, ordered, zeros.origin)
+    made = Coefficients(zeros.index, ordered, zeros.provenance)
     made.save(out, overwrite=overwrite)
     _report(made, json)
 
@@ -79,8 +79,8 @@ def _report(made: Coefficients, json: bool) -> None:
             {
                 "partition": made.partition.as_dict(),
                 "count": len(made),
-                "base": {"label": made.origin.base.label, "content": made.origin.base.content},
-                "bank": made.origin.bank,
+                "base": {"label": made.provenance.base.label, "content": made.provenance.base.content},
+                "bank": made.provenance.bank,
                 "selection": made.selection or None,
                 "vectors": list(made.vectors),
                 "blocks": list(made.blocks),
@@ -90,8 +90,8 @@ def _report(made: Coefficients, json: bool) -> None:
         )
         return
     show.line(f"{len(made):,} coefficients: {made.partition}")
-    base = made.origin.base
-    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.origin.bank[:16]}")
+    base = made.provenance.base
+    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.provenance.bank[:16]}")
     if made.selection:
         show.line(f"vectors selected by {printable(made.selection)}")
     rows = []

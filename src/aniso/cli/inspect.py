@@ -29,7 +29,7 @@ def inspect(
     Exit code 4 if it is a pickle that would have called functions: they are listed, and none is called.
     """
     checks.existing_weights(ref)
-    from aniso.vectors.summary import survey_source
+    from aniso.vectors.summary import summarise_source
     from aniso.vectors.task_vector import stored_vector
     from aniso.weights import open_weights
     from aniso.weights.torch_file import calls_error
@@ -43,7 +43,7 @@ def inspect(
         show_vector(Path(ref), json)
         return
     with show.progress("reading", source.nbytes if hashes else 0) as advance:
-        survey = survey_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
+        survey = summarise_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
     if json:
         show.as_json(survey.to_json())
     else:

@@ -1,4 +1,4 @@
-"""Compositions: which coefficients exist, and a model at base + sum of coefficient * delta."""
+"""Compositions: models with weights base + sum of coefficient * delta, and their coefficients."""
 
 from aniso.compose._engine.coefficient_index import BlockCoefficients, CoefficientIndex
 from aniso.compose.bake import Baked

@@ -31,7 +31,12 @@ from aniso.weights.files import Progress, RawFile
 
 @final
 class Baked(WeightSource):
-    """The weights base + sum of coefficient * delta under the base's names, as a weight source."""
+    """The weights base + sum of coefficient * delta under the base's names, as a weight source.
+
+    ``save`` writes an ordinary checkpoint::
+
+        Baked("base.pt", bank, Coefficients.load("coefficients.safetensors")).save("model.safetensors")
+    """
 
     def __init__(
         self,
@@ -43,13 +48,13 @@ class Baked(WeightSource):
         any_base: bool = False,
         any_bank: bool = False,
     ) -> None:
-        """``dtype`` is that of composed tensors; default: the base's."""
+        """``dtype`` is that of composed tensors; default: the base's. ``any_...`` skip a check."""
         coefficients.require_standard()
         chosen = coefficients.chosen(bank)
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
         self._bank = chosen
         self._blocks = chosen.over(base, any_base=any_base)
-        self._home = not any_base or self._blocks.identity().is_same_as(chosen.base)
+        self._is_base = not any_base or self._blocks.identity().is_same_as(chosen.base)
         source = self._blocks.source
         self.label = source.label
         self.info = replace(source.info, format="composition", notes=())
@@ -106,13 +111,13 @@ class Baked(WeightSource):
         """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory; return notes.
 
         A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
-        the tokenizer that lies with the base; ``also`` are more files for it, by name, each with a sentence
+        the base's tokenizer; ``also`` are more files for it, by name, each with a sentence
         for the card.
         """
-        origin = self._coefficients.origin
+        provenance = self._coefficients.provenance
         record = {
-            "aniso.base": origin.base.content,
-            "aniso.bank": origin.bank,
+            "aniso.base": provenance.base.content,
+            "aniso.bank": provenance.bank,
             "aniso.vectors": ",".join(self._coefficients.vectors),
             "aniso.partition": str(self._coefficients.partition),
             "aniso.coefficients": hashlib.sha256(as_bytes(self._coefficients.values)).hexdigest(),
@@ -121,7 +126,7 @@ class Baked(WeightSource):
         if activation and base not in (None, activation):
             raise InputError(
                 "CKPT-ACTIVATION",
-                "the bank's base has another activation than asked for",
+                "the bank's base has a different activation",
                 expected=base,
                 found=activation,
                 fix=f"--activation {base}, or leave it out",
@@ -145,8 +150,8 @@ class Baked(WeightSource):
         files = self._blocks.source.files
         home = files[0].path.parent if files else None
         if to == "huggingface" and home is not None and (home / "config.json").is_file():
-            found = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
-            out |= {file.path.name: file.read(0, file.size) for file in found}
+            tokenizer = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
+            out |= {file.path.name: file.read(0, file.size) for file in tokenizer}
         return out
 
     def _load(self, name: str) -> Tensor:
@@ -182,8 +187,8 @@ class Baked(WeightSource):
         if len(moving) == 1 and isinstance(entry.partition, WholeBlock):
             vector, row = moving[0]
             delta = self._bank[vector][entry.block.name]
-            if isinstance(delta, Dense) and not self._home:
-                delta = Dense(delta.values)  # exact values are those of the bank's own base
+            if isinstance(delta, Dense) and not self._is_base:
+                delta = Dense(delta.values)  # exact values are those of the bank's base
             return delta.applied_to(values, float(row))  # 1 gives the tuned model bit for bit
         flat = values.view(-1)
         for vector, row in moving:

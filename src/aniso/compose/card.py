@@ -18,7 +18,7 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", mor
 
     ``more`` are sentences about other files in the directory.
     """
-    base, origin = _line(coefficients.origin.base.label), coefficients.origin
+    base, provenance = _line(coefficients.provenance.base.label), coefficients.provenance
     return "\n".join(
         [
             "---",
@@ -35,8 +35,8 @@ def model_card(coefficients: Coefficients, bank: Bank, *, command: str = "", mor
             *(line for sentence in more for line in (sentence, "")),
             *_vectors(coefficients, bank),
             "",
-            f"- base: {base}, content `{origin.base.content}`",
-            f"- bank: content `{origin.bank}`",
+            f"- base: {base}, content `{provenance.base.content}`",
+            f"- bank: content `{provenance.bank}`",
             *([f"- vectors selected by {_line(coefficients.selection)}"] if coefficients.selection else []),
             # between backticks nothing needs escaping, and nothing may end them
             *([f"- command: `{printable(command, 2000).replace('`', '')}`"] if command else []),

@@ -26,26 +26,26 @@ from aniso.weights.fingerprint import content_checksum, require_checksum
 SCHEMA = 1
 FORMAT = "aniso coefficients"
 _VALUES = "coefficients"
-_CELLS = 1 << 22  # vectors times blocks: a table that an index of a few kB can ask for is made in full
+_CELLS = 1 << 22  # vectors times blocks: an index of a few kB can describe a very large table
 _DIMENSIONS = 64
 _ELEMENTS = 1 << 62
 
 
 @final
 @dataclass(frozen=True)
-class Origin:
+class CoefficientProvenance:
     """The bank that coefficients were learned on."""
 
     scheme: str
     layout: str
     base: BaseInfo
     bank: str
-    """Content hash of the bank."""
+    """The content hash of the bank."""
     sources: dict[str, str]
-    """Hash of the file that each vector was made from: it survives packing, the bank's own does not."""
+    """The sha256 of the file that each vector was made from, which packing does not change."""
 
     @classmethod
-    def of(cls, bank: Bank) -> Origin:
+    def of(cls, bank: Bank) -> CoefficientProvenance:
         base = replace(bank.base, norms={})
         sources = {name: bank[name].provenance.sha256 for name in bank}
         return cls(bank.layout.scheme, bank.layout.signature, base, bank.content_hash, sources)
@@ -54,11 +54,18 @@ class Origin:
 @final
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """One coefficient for each vector, block and part, with the bank they were learned on."""
+    """One coefficient for each vector, block and part, with the bank they were learned on.
+
+    They are saved in a file of a few kB::
+
+        coefficients = Coefficients.load("coefficients.safetensors")
+        coefficients.of("cars", "visual.proj")
+        composition = Composition.of(model, bank, coefficients)
+    """
 
     index: CoefficientIndex
     values: Tensor
-    origin: Origin
+    provenance: CoefficientProvenance
     linearised: bool = False
     """Learned over a linearised model; they do not apply to the model itself."""
     selection: str = ""
@@ -68,7 +75,7 @@ class Coefficients:
         if tuple(self.values.shape) != (self.index.count,):
             raise InputError(
                 "COEF-VALUES",
-                "the number of coefficients is not what vectors, blocks and parts make",
+                "the number of coefficients does not match vectors, blocks and parts",
                 found=f"shape {tuple(self.values.shape)}",
                 expected=f"{self.index.count} numbers",
                 fix="learn them again, or restore the file from a copy",
@@ -88,7 +95,7 @@ class Coefficients:
     def zeros(cls, bank: Bank, partition: Partition | None = None) -> Coefficients:
         """Return zeros, which give the base itself."""
         index = CoefficientIndex.of(bank, partition or Partition.blocks())
-        return cls(index, torch.zeros(index.count), Origin.of(bank))
+        return cls(index, torch.zeros(index.count), CoefficientProvenance.of(bank))
 
     @property
     def partition(self) -> Partition:
@@ -125,7 +132,7 @@ class Coefficients:
     def chosen(self, bank: Bank) -> Bank:
         """Return the cells of the bank that have coefficients; ``for_bank`` checks for missing ones."""
         known = [v for v in self.vectors if v in bank]
-        if not known or bank.layout.signature != self.origin.layout:
+        if not known or bank.layout.signature != self.provenance.layout:
             return bank.only(*known) if known else bank
         return bank.only_cells({v: self._cells_of(v, bank) for v in known})
 
@@ -143,10 +150,10 @@ class Coefficients:
         block; if it has one fused block, the coefficients of the three must be equal.
         """
         if not any_bank:
-            _check_origin(self.origin, bank)
+            _check_provenance(self.provenance, bank)
         _check_names(self, bank)
         index, values = remap_coefficients(self.index, self.values, bank)
-        return Coefficients(index, values, Origin.of(bank), self.linearised, self.selection)
+        return Coefficients(index, values, CoefficientProvenance.of(bank), self.linearised, self.selection)
 
     def require_standard(self) -> None:
         if self.linearised:
@@ -173,7 +180,7 @@ class Coefficients:
 
     @classmethod
     def load(cls, path: str | Path) -> Coefficients:
-        """Read a file written by ``save``."""
+        """Read coefficients from a file written by ``save``; raises if the file is damaged."""
         file = SafetensorsFile(RawFile(Path(path)))
         if file.metadata.get("format") != FORMAT or set(file.tensors) != {_VALUES}:
             raise InputError(
@@ -186,7 +193,7 @@ class Coefficients:
         if file.metadata.get("schema") != str(SCHEMA):
             raise InputError(
                 "COEF-FILE",
-                f"'{file.label}' was written by another version",
+                f"'{file.label}' was written by a different version of aniso",
                 found=f"schema {printable(file.metadata.get('schema', ''))}",
                 expected=f"schema {SCHEMA}",
                 fix="pip install -U aniso",
@@ -212,7 +219,7 @@ class _PartitionRecord(_Strict):
 
 
 class _Record(_Strict):
-    """What the file says of its numbers. Blocks are (name, shape, kind, depth)."""
+    """The index in the file's metadata. Blocks are (name, shape, kind, depth)."""
 
     scheme: str
     layout: str
@@ -228,16 +235,18 @@ class _Record(_Strict):
 
     @classmethod
     def of(cls, coefficients: Coefficients) -> _Record:
-        origin, index = coefficients.origin, coefficients.index
+        provenance, index = coefficients.provenance, coefficients.index
         absent = {s.block.name: tuple(v for v in index.vectors if v not in s.vectors) for s in index.blocks}
         return cls(
-            scheme=origin.scheme,
-            layout=origin.layout,
+            scheme=provenance.scheme,
+            layout=provenance.layout,
             base=_BaseRecord(
-                label=origin.base.label, content=origin.base.content, activation=origin.base.activation
+                label=provenance.base.label,
+                content=provenance.base.content,
+                activation=provenance.base.activation,
             ),
-            bank=origin.bank,
-            vectors=tuple((name, origin.sources[name]) for name in index.vectors),
+            bank=provenance.bank,
+            vectors=tuple((name, provenance.sources[name]) for name in index.vectors),
             partition=_PartitionRecord(**cast(Any, index.partition.as_dict())),
             blocks=tuple((s.block.name, s.block.shape, s.block.kind, s.block.depth) for s in index.blocks),
             absent={block: names for block, names in absent.items() if names},
@@ -259,7 +268,7 @@ class _Record(_Strict):
         return made
 
     def _check(self, names: tuple[str, ...]) -> None:
-        """Nothing is made of an index before its names and sizes are known to be sane."""
+        """Raise unless names and sizes are plausible, before anything is built from the index."""
         blocks = [name for name, *_ in self.blocks]
         if not names:
             raise ValueError("there is no vector")
@@ -278,15 +287,15 @@ class _Record(_Strict):
             if not sane or math.prod(shape) >= _ELEMENTS:
                 raise ValueError(f"block '{name}' has a size that is negative or beyond any model's")
 
-    def origin(self) -> Origin:
+    def provenance(self) -> CoefficientProvenance:
         base = BaseInfo(self.base.label, self.base.content, self.base.activation)
-        return Origin(self.scheme, self.layout, base, self.bank, dict(self.vectors))
+        return CoefficientProvenance(self.scheme, self.layout, base, self.bank, dict(self.vectors))
 
 
 def _parsed(file: SafetensorsFile) -> Coefficients:
     try:
         record = _Record.model_validate_json(file.metadata.get("index", ""))
-        index, origin = record.index(), record.origin()
+        index, provenance = record.index(), record.provenance()
     except (ValidationError, ValueError, AnisoError) as e:
         reason = _reason(e)
         raise InputError(
@@ -300,13 +309,13 @@ def _parsed(file: SafetensorsFile) -> Coefficients:
     if values.dtype not in (torch.float32, torch.float64):
         raise InputError(
             "COEF-VALUES",
-            f"'{file.label}' has coefficients in an unusual format",
+            f"'{file.label}' has coefficients of an unsupported dtype",
             found=values.dtype,
             expected="float32 or float64",
             fix="restore the file from a copy, or learn the coefficients again",
         )
     try:
-        return Coefficients(index, values, origin, record.linearised, record.selection)
+        return Coefficients(index, values, provenance, record.linearised, record.selection)
     except InputError as e:
         e.message = f"'{file.label}': {e.message}"
         raise
@@ -319,20 +328,20 @@ def _reason(e: Exception) -> str:
     return e.message if isinstance(e, AnisoError) else str(e)
 
 
-def _check_origin(origin: Origin, bank: Bank) -> None:
-    if not origin.base.is_same_as(bank.base):
+def _check_provenance(provenance: CoefficientProvenance, bank: Bank) -> None:
+    if not provenance.base.is_same_as(bank.base):
         raise InputError(
             "COEF-BANK",
-            "the coefficients were learned over another base than the bank's",
-            expected=f"{origin.base.label} {origin.base.fingerprint[:16]} ({origin.base.activation})",
-            found=f"{bank.base.label} {bank.base.fingerprint[:16]} ({bank.base.activation})",
+            "the coefficients were learned with a different base than the bank's",
+            expected=_base_name(provenance.base),
+            found=_base_name(bank.base),
             fix="use the bank that they were learned on",
         )
-    if origin.bank == bank.content_hash:
+    if provenance.bank == bank.content_hash:
         return
-    for name, source in origin.sources.items():
+    for name, source in provenance.sources.items():
         if name not in bank:
-            continue  # said with all names, below
+            continue  # reported with all names, below
         theirs = bank[name].provenance.sha256
         if not source or theirs != source:
             raise InputError(
@@ -342,6 +351,10 @@ def _check_origin(origin: Origin, bank: Bank) -> None:
                 found=f"made from {theirs[:16] or 'a vector that was computed'}",
                 fix="use the bank that they were learned on, or any_bank=True if you are sure",
             )
+
+
+def _base_name(base: BaseInfo) -> str:
+    return f"{base.label} {base.fingerprint[:16]} ({base.activation})"
 
 
 def _check_names(coefficients: Coefficients, bank: Bank) -> None:

@@ -25,7 +25,7 @@ from aniso.compose._engine.installer import (
 )
 from aniso.compose._engine.sharded import Sharding
 from aniso.compose.bake import Baked
-from aniso.compose.coefficients import Coefficients, Origin
+from aniso.compose.coefficients import CoefficientProvenance, Coefficients
 from aniso.compose.linearised.tangent import Linearised, run_tangent
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
@@ -40,7 +40,11 @@ from aniso.weights.files import Progress
 
 @final
 class Composition(nn.Module):
-    """A module that runs a model at theta0 + sum_i Lambda_i tau_i.
+    """A module that runs a model with weights theta0 + sum_i Lambda_i tau_i::
+
+        composition = Composition(model, bank, Partition.blocks())
+        fit(composition, CrossEntropy(task.train.shots(4)))
+        composition.bake().save("model.safetensors")
 
     It starts at zero, which is the base bit for bit. The given model is not changed: the composition works on
     a copy of its modules that shares its weights. ``composition.values`` is the only parameter; batch norms
@@ -60,7 +64,7 @@ class Composition(nn.Module):
         mesh: DeviceMesh | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``any_base`` allows a model other than the one the bank was built over.
+        """``any_base`` accepts a model that is not the bank's base.
 
         On a ``mesh`` each process holds its share of the bank, and gradients are averaged over processes.
         """
@@ -133,14 +137,14 @@ class Composition(nn.Module):
     def coefficients(self) -> Coefficients:
         """A labelled copy of the current values."""
         values = self.values.detach().cpu().clone()
-        return Coefficients(self.index, values, Origin.of(self.bank), self.linearised)
+        return Coefficients(self.index, values, CoefficientProvenance.of(self.bank), self.linearised)
 
     def load(self, coefficients: Coefficients, *, any_bank: bool = False) -> Self:
         """Set the values to these coefficients, which must fit the bank and the partition."""
         if coefficients.partition != self.partition:
             raise InputError(
                 "COEF-PARTITION",
-                f"these coefficients have another partition{_seed(coefficients.partition, self.partition)}",
+                f"the coefficients have a different partition{_seed(coefficients.partition, self.partition)}",
                 expected=str(self.partition),
                 found=str(coefficients.partition),
                 fix="Composition.of(model, bank, coefficients) takes theirs",
@@ -253,7 +257,7 @@ class Composition(nn.Module):
             raise _no_weights()
         return Baked(source_of(self._model), self.bank, self.coefficients, any_base=True)
 
-    # being a module
+    # nn.Module methods
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -50,7 +50,7 @@ def text_dataset(
     model: LanguageModel, examples: Sequence[Example], name: str, role: str = "", *, length: int | None = None
 ) -> TextDataset:
     """Tokenise examples into rows of at most ``length`` tokens (default: 512, or what the model can read)."""
-    length = min(LENGTH, model.longest) if length is None else length
+    length = min(LENGTH, model.max_length) if length is None else length
     rows, places, short = [], [], []
     for example in examples:
         try:

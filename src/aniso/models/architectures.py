@@ -31,7 +31,7 @@ class Row:
 @final
 @dataclass(frozen=True)
 class Loader:
-    """The rows that one loader may use, and how its errors name what it loads."""
+    """The rows that one loader may use, and the words for its errors."""
 
     what: str
     expected: str
@@ -42,7 +42,7 @@ class Loader:
         return frozenset().union(*(row.model_types for row in self.rows))
 
     def require(self, model_type: object, where: object) -> str:
-        """Return ``model_type`` if this loader builds it, and raise an error with the way on if not."""
+        """Return ``model_type`` if this loader builds it; else raises an error with an alternative."""
         if isinstance(model_type, str) and model_type in self.model_types:
             return model_type
         raise InputError(
@@ -68,7 +68,7 @@ def require_small_grid(model_type: str, config: Any, where: object) -> None:
         return
     raise InputError(
         "DIR-CONFIG",
-        f"'{printable(where)}' describes a LeViT for images that are too large to build it for",
+        f"'{printable(where)}' describes a LeViT with too many patches",
         key="image_size",
         found=printable(f"image_size {config.image_size}, patch_size {config.patch_size}"),
         expected=f"at most {_LARGEST_GRID} patches on a side",

@@ -1,4 +1,4 @@
-"""Class weights that were built before, found again by everything they depend on."""
+"""A cache of class weights on disk, keyed by everything they depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = "1"
 
 @dataclass(frozen=True)
 class WeightsCache:
-    """A directory of small files named by their key. Without a directory nothing is kept."""
+    """A directory of small files named by their key; without a directory nothing is cached."""
 
     directory: Path | None
 
@@ -29,7 +29,7 @@ class WeightsCache:
         return cls(cache_directory("class-weights"))
 
     def get(self, key: str, classes: ClassList) -> ClassWeights | None:
-        """What was kept under a key; a damaged file is as good as none."""
+        """Return the class weights stored under a key, or None if there are none or the file is damaged."""
         path = self._path(key)
         if path is None:
             return None
@@ -45,7 +45,7 @@ class WeightsCache:
         return ClassWeights(classes.names, weight, notes=tuple(map(str, notes)))
 
     def put(self, key: str, weights: ClassWeights) -> None:
-        """Keep, if the directory can be written to; class weights can always be built again."""
+        """Store class weights; a directory that cannot be written to is ignored."""
         path = self._path(key)
         if path is None:
             return
@@ -61,6 +61,6 @@ class WeightsCache:
 
 
 def _record(key: str, weights: ClassWeights, notes: object) -> dict[str, object]:
-    """What a file says of itself; the hash tells a damaged one."""
+    """Return the metadata of a file, with a hash that detects damage."""
     values = tensor_hash(weights.weight)
     return {"version": _VERSION, "key": key, "names": list(weights.names), "notes": notes, "values": values}

@@ -1,4 +1,4 @@
-"""Plain image classifiers of transformers and timm: features, and a head of their own."""
+"""Image classifiers of transformers and timm: their features and their own head."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ from aniso.weights.directory import read_json, transformers_config
 
 
 def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder:
-    """A transformers classifier (ViT, ResNet, ConvNeXt, ...), or one that timm pushed to the hub."""
-    said = read_json(path / "config.json")
-    if _is_timm(said):
-        return _timm_directory(path, said, path if weights is None else weights, name)
+    """Load a transformers classifier (ViT, ResNet, ConvNeXt, ...), or one that timm pushed to the hub."""
+    config = read_json(path / "config.json")
+    if _is_timm(config):
+        return _timm_directory(path, config, path if weights is None else weights, name)
     _require_library()
-    IMAGE_CLASSIFIER.require(said.get("model_type"), path)
+    IMAGE_CLASSIFIER.require(config.get("model_type"), path)
     source = open_weights(path if weights is None else weights)
-    network: Any = filled(network_of(path, said, IMAGE_CLASSIFIER, source), source)
+    network: Any = filled(network_of(path, config, IMAGE_CLASSIFIER, source), source)
     _require_one_head(network)
     family = Family(_features, own_head=_own_head, own_classes=_class_names(network.config))
-    config, _ = transformers_config(said)
-    return Encoder(name, network.float(), family, fitting_pixels(path, network), config)
+    model_config, _ = transformers_config(config)
+    return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
 
 
 def _class_names(config: Any) -> tuple[str, ...]:
-    """Return the names of a classifier's classes, or their numbers where it has none, as PVT's files do."""
+    """Return the names of a classifier's classes, or their numbers where its file has no names."""
     if config.id2label is None:
         return tuple(str(i) for i in range(config.num_labels or 0))
     labels = {int(i): str(label) for i, label in config.id2label.items()}
     return tuple(labels[i] for i in sorted(labels))
 
 
-def _is_timm(said: Mapping[str, Any]) -> bool:
-    """Whether a directory holds a timm model, as timm pushes it to the hub or as transformers wraps it."""
-    return said.get("model_type") == "timm_wrapper" or ("architecture" in said and "model_type" not in said)
+def _is_timm(config: Mapping[str, Any]) -> bool:
+    """True if a directory holds a timm model, as timm pushes it to the hub or as transformers wraps it."""
+    return config.get("model_type") == "timm_wrapper" or (
+        "architecture" in config and "model_type" not in config
+    )
 
 
-def _timm_directory(path: Path, said: JsonObject, weights: Ref, name: str) -> Encoder:
+def _timm_directory(path: Path, config: JsonObject, weights: Ref, name: str) -> Encoder:
     """Load a timm model from a directory: a registered architecture with plain settings."""
-    file, architecture = printable(path / "config.json"), str(said.get("architecture"))
+    file, architecture = printable(path / "config.json"), str(config.get("architecture"))
     if set(architecture) & set("/:\\"):
         raise UnsafeError(
             "DIR-CONFIG",
-            f"'{file}' asks for a model from elsewhere, which might bring code of its own",
+            f"'{file}' names a model from elsewhere, which might run its own code",
             key="architecture",
             found=printable(architecture),
             expected="an architecture of timm's",
@@ -64,17 +66,17 @@ def _timm_directory(path: Path, said: JsonObject, weights: Ref, name: str) -> En
     _timm()
     source = open_weights(weights)
     settings = Settings(file, Limits.of(source))
-    pixels = settings.plain(_some(said.get("pretrained_cfg"), _TIMM_PIXELS), "pretrained_cfg.")
+    pixels = settings.plain(_some(config.get("pretrained_cfg"), _TIMM_PIXELS), "pretrained_cfg.")
     for part in ("pretrained_cfg", "model_args"):
-        settings.require_no_reference(said.get(part), f"{part}.")
-    settings.require_no_reference({key: said[key] for key in said if key not in _TIMM_PARTS}, "")
+        settings.require_no_reference(config.get(part), f"{part}.")
+    settings.require_no_reference({key: config[key] for key in config if key not in _TIMM_PARTS}, "")
     with building(name):
-        arguments = settings.plain(dict(cast(Any, said.get("model_args") or {})), "model_args.")
+        arguments = settings.plain(dict(cast(Any, config.get("model_args") or {})), "model_args.")
         arguments = {key: arguments[key] for key in arguments if key not in _TIMM_RUNTIME}
-    classes = settings.value("num_classes", said.get("num_classes"))
+    classes = settings.value("num_classes", config.get("num_classes"))
     if classes is not None:
         arguments["num_classes"] = classes
-    labels = said.get("label_names") or list(_some(said.get("id2label")).values())
+    labels = config.get("label_names") or list(_some(config.get("id2label")).values())
     names = tuple(str(label) for label in labels) if isinstance(labels, list) else ()
     return _timm_encoder(architecture, source, name, arguments, pixels, names)
 
@@ -84,11 +86,11 @@ _TIMM_RUNTIME = ("device", "dtype", "scriptable", "exportable", "no_jit")  # whe
 _TIMM_PIXELS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
-def _some(said: object, keys: Collection[str] | None = None) -> JsonObject:
-    """The entries of an object that are asked for; of anything else, none."""
-    if not isinstance(said, dict):
+def _some(config: object, keys: Collection[str] | None = None) -> JsonObject:
+    """Return the entries of an object with these keys; an empty one if the value is no object."""
+    if not isinstance(config, dict):
         return {}
-    return {key: said[key] for key in said if keys is None or key in keys}
+    return {key: config[key] for key in config if keys is None or key in keys}
 
 
 def load_timm(architecture: str, weights: Ref | None, name: str) -> Encoder:
@@ -96,7 +98,7 @@ def load_timm(architecture: str, weights: Ref | None, name: str) -> Encoder:
     _timm()
     if weights is None:
         raise UsageError(
-            "MODEL-WEIGHTS", f"which weights should {architecture} have?", fix="weights='timm/NAME' or a file"
+            "MODEL-WEIGHTS", f"{architecture} needs weights", fix="weights='timm/NAME' or a file"
         )
     return _timm_encoder(architecture, open_weights(weights), name, {}, {}, ())
 
@@ -116,13 +118,15 @@ def _timm_encoder(
         )
     with building(name):
         settings = {"num_classes": _rows_of_head(source) or 1000, **arguments}
-        own = built(source, lambda: timm.create_model(architecture, pretrained=False, **settings))
-        sizes = bounded(name, _timm_pixels(own, pixels))
-        usual = _timm_pixels(own, {}).size
-        require_input_size(name, own, sizes.size, usual)
-    network = _Prefixed(own) if any(key.startswith(_PREFIX) for key in source.tensors) else own
+        timm_network = built(source, lambda: timm.create_model(architecture, pretrained=False, **settings))
+        sizes = bounded(name, _timm_pixels(timm_network, pixels))
+        default = _timm_pixels(timm_network, {}).size
+        require_input_size(name, timm_network, sizes.size, default)
+    network = (
+        _Prefixed(timm_network) if any(key.startswith(_PREFIX) for key in source.tensors) else timm_network
+    )
     fill(network, source)
-    classes = classes or tuple(str(i) for i in range(own.num_classes))
+    classes = classes or tuple(str(i) for i in range(timm_network.num_classes))
     _require_one_head(network)
     return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), sizes)
 
@@ -131,7 +135,7 @@ _PREFIX = "timm_model."
 
 
 class _Prefixed(nn.Module):
-    """A timm network under the names that transformers writes for its wrapper of it."""
+    """A timm network under the names of transformers' timm wrapper."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -161,17 +165,17 @@ def _require_library() -> None:
 
 
 def _rows_of_head(source: WeightSource) -> int | None:
-    """How many classes the weights know, by the names timm has for a head."""
+    """Return the number of classes of the head in the weights, or None if they have none."""
     names = ("head.weight", "fc.weight", "classifier.weight", "head.fc.weight")
     keys = (*names, *(f"{_PREFIX}{name}" for name in names))
     shapes = [source.tensors[key].shape for key in keys if key in source.tensors]
     return next((shape[0] for shape in shapes if shape), None)
 
 
-def _timm_pixels(network: Any, said: Any) -> Pixels:
+def _timm_pixels(network: Any, config: Any) -> Pixels:
     from timm.data.config import resolve_data_config
 
-    data: Any = resolve_data_config(said, model=network)  # type: ignore[no-untyped-call]
+    data: Any = resolve_data_config(config, model=network)  # type: ignore[no-untyped-call]
     return Pixels(
         int(data["input_size"][-1]),
         tuple(data["mean"]),
@@ -183,28 +187,28 @@ def _timm_pixels(network: Any, said: Any) -> Pixels:
 
 
 def _last(network: Any) -> nn.Module:
-    """The last layer of a classifier, whatever its library calls it."""
+    """Return the last layer of a classifier of either library."""
     if hasattr(network, "get_classifier"):
-        found: nn.Module = network.get_classifier()
-        return found
+        last: nn.Module = network.get_classifier()
+        return last
     return network.classifier if hasattr(network, "classifier") else network.head  # type: ignore[no-any-return]
 
 
 def _require_one_head(network: Any) -> None:
-    """Features are what goes into the last layer, so there must be just one."""
-    own = ("classifier", "head", "get_classifier")
-    last = _last(network) if any(hasattr(network, name) for name in own) else None
+    """Raise unless the classifier has one last layer, whose input are the features."""
+    names = ("classifier", "head", "get_classifier")
+    last = _last(network) if any(hasattr(network, name) for name in names) else None
     if not isinstance(last, nn.Module) or hasattr(network, "dist_head"):
         raise InputError(
             "MODEL-NAME",
-            f"{type(network).__name__} has no layer, or more than one, that gives its classes",
+            f"{type(network).__name__} has no head, or more than one",
             expected="a classifier with one head",
             fix="choose another model: those trained by distillation often come without it, too",
         )
 
 
 def _features(network: Any, images: Tensor) -> Tensor:
-    """What goes into the last layer: right for every architecture, since nothing but that layer follows."""
+    """Return the input of the last layer, which are the features for every architecture."""
     seen: list[Tensor] = []
     handle = _last(network).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
@@ -215,7 +219,7 @@ def _features(network: Any, images: Tensor) -> Tensor:
 
 
 _DO_NOTHING = (nn.Sequential, nn.Flatten, nn.Dropout, nn.Identity)
-"""Beside a linear layer, to features that are flat, at evaluation."""
+"""Layers that do nothing to flat features in evaluation mode."""
 
 
 def _own_head(network: Any) -> tuple[Tensor, Tensor | None]:

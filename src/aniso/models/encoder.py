@@ -1,4 +1,4 @@
-"""An image encoder with everything the method needs around it: text, views, layout, fingerprint."""
+"""An image encoder with its text tower, preprocessing, block layout and fingerprint."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _TEXTS = 256
 
 
 class Tokens(Protocol):
-    """Text to token ids, as one model family does it."""
+    """The tokenizer of a model family."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever any text might give other ids."""
+        """A hash that changes whenever a text could give other ids."""
         ...
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
-        """Ids of equal length, and which of the texts had to be cut off."""
+        """Return ids of equal length, and the indices of texts that were truncated."""
         ...
 
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between libraries: how a network is asked for features."""
+    """How to compute features with the networks of one library."""
 
     image: Callable[[Any, Tensor], Tensor]
     text: Callable[[Any, Tensor], Tensor] | None = None
@@ -50,14 +50,19 @@ class Family:
     own_classes: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Family:
-        return self  # nothing in it ever changes
+        return self  # immutable
 
 
 @final
 class Encoder(Wrapped):
-    """A network whose forward pass gives image features.
+    """A network whose forward pass returns image features; ``load_model`` makes one.
 
-    The text tower, if there is one, is frozen and part of no task vector.
+    The text tower, if there is one, is frozen and not part of task vectors::
+
+        model = load_model("mini")
+        features = model(model.transforms.eval.finish(pixels))
+        weights = model.class_weights(task.classes)
+        logits = weights.logits(features)
     """
 
     def __init__(
@@ -68,25 +73,25 @@ class Encoder(Wrapped):
         self.transforms = Transforms(pixels)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Image features, not normalised, of images that ``transforms`` has finished."""
+        """Return image features, not normalised, of preprocessed images."""
         return self.family.image(self._network, images)
 
     def identity(self) -> JsonObject:
-        """Its weights, what class weights are made of, and how it sees images."""
+        """Return hashes of the weights and the text tower, and the preprocessing, as JSON data."""
         pixels = asdict(self.transforms.pixels)
         return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}
 
     @property
     def config_words(self) -> str:
-        """What decides features, and no weight tells."""
+        """Config values that change features but are not stored in the weights."""
         config = self.model_config
         return f"{config.activation} {config.heads} {config.unusual}"
 
     @property
     def logit_scale(self) -> float:
-        """What cosines are multiplied by."""
-        found = self._parameters.get("logit_scale")
-        return math.exp(float(found)) if found is not None else 1.0
+        """The factor by which cosine similarities are multiplied."""
+        scale = self._parameters.get("logit_scale")
+        return math.exp(float(scale)) if scale is not None else 1.0
 
     # text
 
@@ -96,7 +101,7 @@ class Encoder(Wrapped):
 
     @torch.no_grad()
     def text_features(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Tensor:
-        """One row per text, not normalised."""
+        """Return text features, one row per text, not normalised."""
         return self._texts(texts, progress)[0]
 
     def _texts(self, texts: Sequence[str], progress: ProgressCallback | None) -> tuple[Tensor, list[int]]:
@@ -104,7 +109,7 @@ class Encoder(Wrapped):
             raise UsageError(
                 "MODEL-TEXT",
                 f"'{self.name}' has no text tower",
-                fix="name a whole CLIP as the base, or a classifier with a head of its own",
+                fix="use a complete CLIP as the base, or a classifier with its own head",
             )
         device = next(self.parameters()).device
         rows, cut = [], []
@@ -124,22 +129,21 @@ class Encoder(Wrapped):
         cache: WeightsCache | None = None,
         progress: ProgressCallback | None = None,
     ) -> ClassWeights:
-        """Class weights from prompts; for a classifier without text, its own head's rows by class name.
+        """Return class weights from prompts, or the rows of a classifier's own head, matched by class name.
 
-        Kept on disk under a key of everything they depend on: text tower, tokenizer, names, prompts, scale.
+        They are cached on disk, keyed by text tower, tokenizer, class names, prompts and logit scale.
         """
         if not self.has_text and self.family.own_head is not None:
             return self._own_rows(classes)
         cache = cache if cache is not None else WeightsCache.default()
         key = self._text_key(classes) if self.has_text else ""
-        found = cache.get(key, classes) if key else None
-        if found is not None:
-            return found
-        made = self._made(classes, progress)
-        cache.put(key, made)
-        return made
+        weights = cache.get(key, classes) if key else None
+        if weights is None:
+            weights = self._compute(classes, progress)
+            cache.put(key, weights)
+        return weights
 
-    def _made(self, classes: ClassList, progress: ProgressCallback | None) -> ClassWeights:
+    def _compute(self, classes: ClassList, progress: ProgressCallback | None) -> ClassWeights:
         texts = [text for row in classes.texts() for text in row]
         features, cut = self._texts(texts, progress)
         notes = (
@@ -150,20 +154,20 @@ class Encoder(Wrapped):
 
     @property
     def text_fingerprint(self) -> str:
-        """Changes with anything that class weights depend on beside the classes."""
+        """A hash of everything but the classes that class weights depend on."""
         if self.has_text:
             return combined_hash(self._text_words())
         if self.family.own_head is None:
             return ""
-        own = [t for t in self.family.own_head(self._network) if t is not None]
-        return combined_hash({str(i): tensor_hash(t.detach().cpu()) for i, t in enumerate(own)})
+        head = [t for t in self.family.own_head(self._network) if t is not None]
+        return combined_hash({str(i): tensor_hash(t.detach().cpu()) for i, t in enumerate(head)})
 
     def _text_key(self, classes: ClassList) -> str:
-        """Changes with anything that class weights depend on."""
+        """Return a hash of everything that class weights depend on."""
         return combined_hash({**self._text_words(), "classes": classes.key})
 
     def _text_words(self) -> dict[str, str]:
-        """Tensors are hashed every time: they can be written to in ways that leave no trace."""
+        """Yield hashes of the text tower; not cached, because tensors can be changed in place unnoticed."""
         assert self.family.tokens is not None
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
@@ -175,18 +179,18 @@ class Encoder(Wrapped):
         }
 
     def _own_rows(self, classes: ClassList) -> ClassWeights:
-        """The classifier's own head, its rows put into the task's order by name."""
+        """Return the rows of the classifier's own head in the task's order, matched by name."""
         assert self.family.own_head is not None
         weight, bias = self.family.own_head(self._network)
-        own = [_plain(name) for name in self.family.own_classes[: len(weight)]]
-        often = Counter(own)
-        place = {name: i for i, name in enumerate(own) if often[name] == 1}
+        names = [_plain(name) for name in self.family.own_classes[: len(weight)]]
+        counts = Counter(names)
+        place = {name: i for i, name in enumerate(names) if counts[name] == 1}
         missing = [name for name in classes.names if _plain(name) not in place]
         if missing:
             raise InputError(
                 "MODEL-CLASSES",
-                f"'{self.name}' has a head of its own, where {len(missing)} of the task's classes are not "
-                "found, or found twice",
+                f"'{self.name}' has its own head, in which {len(missing)} of the task's classes are missing "
+                "or ambiguous",
                 found=printable(", ".join(missing[:8])),
                 expected=printable(", ".join(self.family.own_classes[:8])) + " …",
                 fix="use a task with the classes it was trained for, or a CLIP",

@@ -1,4 +1,4 @@
-"""Class weights: what image features are compared with."""
+"""Class weights: the vectors that image features are compared with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 @final
 @dataclass(frozen=True, eq=False)
 class ClassWeights:
-    """One row per class, frozen. A CLIP's are compared by angle; a classifier's own are a linear layer."""
+    """One frozen row per class: cosine similarity for a CLIP, a linear layer for a classifier."""
 
     names: tuple[str, ...]
     weight: Tensor
@@ -22,7 +22,7 @@ class ClassWeights:
     notes: tuple[str, ...] = ()
 
     def logits(self, features: Tensor) -> Tensor:
-        """Scores of every class; rows of ``weight`` carry the logit scale already."""
+        """Return the logits of every class; ``weight`` already includes the logit scale."""
         weight = self.weight.to(features.device, features.dtype)
         if self.by_angle:
             return functional.normalize(features, dim=-1) @ weight.T

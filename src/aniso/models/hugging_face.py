@@ -1,4 +1,4 @@
-"""CLIP as Hugging Face's transformers have it: a directory with config.json."""
+"""CLIP models of Hugging Face transformers: a directory with config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, final
 from torch import Tensor
 
 from aniso.errors import InputError, printable
-from aniso.json_value import JsonObject
+from aniso.json_value import JsonObject, as_object
 from aniso.models.architectures import CLIP as CLIPS
 from aniso.models.encoder import Encoder, Family
 from aniso.models.input_size import require_input_size
@@ -26,20 +26,20 @@ _WIDEST = 8192  # pixels; the largest models in use take 1,024
 
 
 def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
-    """The encoder in a directory; ``weights`` from elsewhere replace its own, as far as they go."""
-    said = read_json(path / "config.json")
+    """Load the encoder in a directory; ``weights`` replace its own, as far as they go."""
+    config = read_json(path / "config.json")
     tuned = None if weights is None else open_weights(weights)
     whole = tuned if tuned is not None and _has_text(tuned) else open_weights(path)
     with building(path):
-        network = transformers_network(path, said, CLIPS, whole)
+        network = transformers_network(path, config, CLIPS, whole)
     family = Family(_image)
-    if said.get("model_type") == CLIP:
+    if config.get("model_type") == CLIP:
         family = Family(_image, _text, HuggingFaceTokens(path, network.config.text_config))
     _fill(network, whole, path, tuned)
-    config, _ = transformers_config(said)
+    model_config, _ = transformers_config(config)
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
-    return Encoder(name, network.float(), family, fitting_pixels(path, network), config)
+    return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
 
 
 def _has_text(source: WeightSource) -> bool:
@@ -47,7 +47,7 @@ def _has_text(source: WeightSource) -> bool:
 
 
 def _fill(network: Any, whole: WeightSource, path: Path, tuned: WeightSource | None) -> None:
-    """Fill in a whole model, and then, if ``tuned`` is an image encoder alone, that one over it."""
+    """Fill in a complete model, then, if ``tuned`` is only an image encoder, that one over it."""
     if tuned is None:
         _require_projection(network, whole, path)
         fill(network, whole)
@@ -62,17 +62,17 @@ def _fill(network: Any, whole: WeightSource, path: Path, tuned: WeightSource | N
             fix="choose weights that were tuned from this model",
         )
     fill(network, whole)
-    if whole is not tuned:  # an image encoder alone: the rest stays the base's
+    if whole is not tuned:  # only an image encoder: the rest stays the base's
         fill(
             network, tuned, optional=("text_model.", "text_projection.", "logit_scale", "visual_projection.")
         )
 
 
-def _require_projection(network: Any, own: WeightSource, path: Path) -> None:
-    if not any(key.endswith("visual_projection.weight") for key in own.tensors):
+def _require_projection(network: Any, source: WeightSource, path: Path) -> None:
+    if not any(key.endswith("visual_projection.weight") for key in source.tensors):
         raise InputError(
             "CKPT-KEYS",
-            f"'{printable(path)}' holds an image encoder without the projection to the space of texts",
+            f"'{printable(path)}' holds an image encoder without its projection",
             missing="visual_projection.weight",
             likely="a fine-tuned CLIPVisionModel, to be used with the CLIP it was tuned from",
             fix=f"load_model(BASE, weights='{printable(path)}'), or make a task vector of it",
@@ -90,7 +90,7 @@ def _text(network: Any, ids: Tensor) -> Tensor:
 
 
 def fitting_pixels(path: Path, network: Any) -> Pixels:
-    """Return ``pixels_of`` a directory; images of a size that its network does not take are an error."""
+    """Return ``pixels_of`` a directory; raises if the network does not accept images of that size."""
     pixels = pixels_of(path, network)
     config = getattr(network.config, "vision_config", network.config)
     built_for = _side(getattr(config, "image_size", None))
@@ -99,16 +99,16 @@ def fitting_pixels(path: Path, network: Any) -> Pixels:
 
 
 def pixels_of(path: Path, network: Any) -> Pixels:
-    """What the image processor's file says, and CLIP's usual values for what it does not."""
-    said = _processor(path)
-    _require_usual(path, said)
-    config = getattr(network.config, "vision_config", network.config)
-    size = _side(getattr(config, "image_size", None)) or 224
-    resized, cropped = said.get("size"), said.get("crop_size")
+    """Return the image processor's settings, with CLIP's values as defaults."""
+    processor = _processor(path)
+    _require_standard(path, processor)
+    vision = getattr(network.config, "vision_config", network.config)
+    size = _side(getattr(vision, "image_size", None)) or 224
+    resized, cropped = processor.get("size"), processor.get("crop_size")
     both = isinstance(resized, dict) and "height" in resized
     short = _side(resized) or size
-    crops = bool(said.get("do_center_crop", cropped is not None or not said))
-    share = said.get("crop_pct")
+    crops = bool(processor.get("do_center_crop", cropped is not None or not processor))
+    share = processor.get("crop_pct")
     if isinstance(share, float) and not crops:  # ConvNeXT's rule, which ResNets have, too
         size, margin, squash = short, share if short < 384 else 1.0, short >= 384
     elif crops:
@@ -119,9 +119,9 @@ def pixels_of(path: Path, network: Any) -> Pixels:
         size, margin, squash = short, 1.0, both or isinstance(resized, int)
     pixels = Pixels(
         size,
-        three(said.get("image_mean")) or CLIP_MEAN,
-        three(said.get("image_std")) or CLIP_STD,
-        "bilinear" if said.get("resample") == 2 else "bicubic",
+        three(processor.get("image_mean")) or CLIP_MEAN,
+        three(processor.get("image_std")) or CLIP_STD,
+        "bilinear" if processor.get("resample") == 2 else "bicubic",
         "squash" if squash else "shortest",
         margin,
     )
@@ -129,7 +129,7 @@ def pixels_of(path: Path, network: Any) -> Pixels:
 
 
 def bounded(where: object, pixels: Pixels) -> Pixels:
-    """Return what a file says of a model's input; images of absurd size would take all memory when used."""
+    """Return the preprocessing of a file; raises if images would be absurdly large."""
     wide = pixels.size / pixels.margin if pixels.margin > 0 else math.inf
     values = (*pixels.mean, *pixels.std)
     sizes = 0 < pixels.size <= _WIDEST and wide <= _WIDEST
@@ -144,15 +144,19 @@ def bounded(where: object, pixels: Pixels) -> Pixels:
     return pixels
 
 
-def _require_usual(path: Path, said: JsonObject) -> None:
-    """Steps that views do not have; left out, they would change every image without a word."""
-    usual: dict[str, tuple[object, ...]] = {
+def _require_standard(path: Path, processor: JsonObject) -> None:
+    """Raise for preprocessing steps that aniso does not have; skipping them would change every image."""
+    standard: dict[str, tuple[object, ...]] = {
         **{f"do_{step}": (None, True) for step in ("resize", "rescale", "normalize")},
         "do_flip_channel_order": (None, False),
         "resample": (None, 2, 3),
     }
-    odd = [f"{name} = {said[name]}" for name, values in usual.items() if said.get(name) not in values]
-    factor = said.get("rescale_factor")
+    odd = [
+        f"{name} = {processor[name]}"
+        for name, values in standard.items()
+        if processor.get(name) not in values
+    ]
+    factor = processor.get("rescale_factor")
     if isinstance(factor, float) and abs(factor * 255 - 1) > 1e-3:
         odd.append(f"rescale_factor = {factor}")
     if odd:
@@ -166,27 +170,23 @@ def _require_usual(path: Path, said: JsonObject) -> None:
 
 
 def _processor(path: Path) -> JsonObject:
-    """A file of its own, or, from transformers 5 on, a part of the whole processor's."""
+    """Read the image processor's file, or, from transformers 5 on, its part of the processor's file."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path / name).is_file():
-            said = read_json(path / name)
-            return _object(said.get("image_processor")) or said
+            fields = read_json(path / name)
+            return as_object(fields.get("image_processor")) or fields
     return {}
 
 
-def _object(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}
-
-
 def _side(value: object) -> int | None:
-    """Of a square: written as a number, or under one of several names."""
+    """Return the side of a square, written as a number or under one of several names."""
     if isinstance(value, dict):
         value = next((value[name] for name in ("shortest_edge", "height") if name in value), None)
     return value if isinstance(value, int) and value > 0 else None
 
 
 def three(values: object) -> tuple[float, float, float] | None:
-    """A value for each colour, if it is one."""
+    """Return three floats, one per colour channel, or None if the value is something else."""
     if (
         isinstance(values, list | tuple)
         and len(values) == 3
@@ -198,7 +198,7 @@ def three(values: object) -> tuple[float, float, float] | None:
 
 @final
 class HuggingFaceTokens(LateTokenizer):
-    """A CLIP tokenizer from a directory. One that is not there must not become an empty one."""
+    """A CLIP tokenizer from a directory; a missing one raises an error."""
 
     def __init__(self, path: Path, text_config: Any) -> None:
         self._path = path
@@ -209,13 +209,13 @@ class HuggingFaceTokens(LateTokenizer):
         present = [n for n in ("tokenizer.json", "vocab.json", "merges.txt") if (self._path / n).is_file()]
         if "tokenizer.json" in present or {"vocab.json", "merges.txt"} <= set(present):
             try:
-                made = TokenizerFile.read_clip(self._path, self._size)
+                tokenizer = TokenizerFile.read_clip(self._path, self._size)
             except TokenizerError as e:
                 present.append(f"damaged ({printable(e)})")
             else:
-                if len(made) == self._size and made.pad_token_id is not None:
-                    return made
-                present.append(f"{len(made)} tokens")
+                if len(tokenizer) == self._size and tokenizer.pad_token_id is not None:
+                    return tokenizer
+                present.append(f"{len(tokenizer)} tokens")
         raise InputError(
             "MODEL-TOKENIZER",
             f"'{printable(self._path)}' has no tokenizer that fits its text tower",
@@ -230,5 +230,5 @@ class HuggingFaceTokens(LateTokenizer):
         return hashlib.sha256(f"{self._length}\n{text}".encode()).hexdigest()
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
-        made: tuple[Tensor, list[int]] = self._tokenizer.batch(texts, self._length)
-        return made
+        tokenizer: tuple[Tensor, list[int]] = self._tokenizer.batch(texts, self._length)
+        return tokenizer

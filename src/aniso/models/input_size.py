@@ -1,4 +1,4 @@
-"""The size of images that a network takes, tried out without memory and without computing anything."""
+"""The image size that a network accepts, tried on the meta device: no memory, no computation."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from aniso.errors import InputError, printable
 
 
 def require_input_size(where: object, network: nn.Module, size: int, built_for: int | None) -> None:
-    """Refuse images of another size than a network was built for, unless it takes those as well.
+    """Raise if images have a size that the network does not accept.
 
-    Networks with a fixed table of positions, such as CLIP's, do not; convolutional ones do.
+    Networks with a fixed table of positions, such as CLIP's, accept one size; convolutional ones accept any.
     """
     if built_for is None or size == built_for or _takes(network, size) or not _takes(network, built_for):
         return
     raise InputError(
         "DIR-CONFIG",
-        f"'{printable(where)}' prepares images of another size than its model takes",
-        found=f"images of {size} x {size} pixels, by the settings for images",
+        f"'{printable(where)}' prepares images of a size that its model does not accept",
+        found=f"images of {size} x {size} pixels, by the image processor's settings",
         expected=f"{built_for} x {built_for}, by the configuration of the model",
-        fix="use the settings for images that belong to this model",
+        fix="use the image processor settings that belong to this model",
     )
 
 
 def _takes(network: nn.Module, size: int) -> bool:
-    """Return whether a copy of the network without values, only with shapes, takes images of this size."""
+    """True if a copy of the network on the meta device accepts images of this size."""
     empty: dict[int, Any] = {id(held): _empty(held) for held in (*network.parameters(), *network.buffers())}
     config: Any = getattr(network, "config", None)
     images = torch.empty(1, getattr(config, "num_channels", 3), size, size, device="meta")

@@ -1,4 +1,4 @@
-"""The one way to a model: a name, a directory or a hub id becomes an encoder."""
+"""``load_model``: an image encoder from a name, a directory or a hub id."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ MINI = "mini"
 
 
 def load_model(name: str | Path, weights: Ref | None = None, *, activation: str | None = None) -> Encoder:
-    """An image encoder with its text tower, views, layout and fingerprint.
+    """Load an image encoder.
 
-    ``name`` is an open_clip architecture (``ViT-B-32`` with ``weights="openai"``), a directory or hub id of a
-    CLIP or of an image classifier, ``timm:NAME``, or ``mini``, the small model that comes along. ``weights``
-    is a tag, a file, a directory or a hub id; without it, those of the directory. Everything is read as data;
-    no code from a model's repository is ever run.
+    ``name`` is an open_clip architecture, a directory or hub id of a CLIP or an image classifier,
+    ``timm:NAME``, or ``mini``, the bundled small model. ``weights`` is a tag of open_clip, a file, a
+    directory or a hub id; default: those of the directory. ``activation`` (``quick_gelu`` or ``gelu``) is
+    needed where the files do not name it. Everything is read as data; no code from a repository is run::
+
+        model = load_model("ViT-B-32", weights="openai")
+        model = load_model("openai/clip-vit-base-patch32")
     """
     require_activation(activation)
     text = str(name)
@@ -40,7 +43,7 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     if path.is_file():
         raise UsageError(
             "MODEL-NAME",
-            f"'{printable(text)}' is a file of weights; which architecture are they of?",
+            f"'{printable(text)}' is a file of weights without an architecture",
             fix=f"load_model('ViT-B-32', weights='{printable(text)}')",
         )
     open_clip.require_for(text)
@@ -60,7 +63,7 @@ def path_of(text: str) -> Path:
     try:
         path = Path(text).expanduser()
         path.exists()
-    except (OSError, RuntimeError) as e:  # too long, or in the home of nobody
+    except (OSError, RuntimeError) as e:  # too long, or ~user without a home
         raise InputError(
             "MODEL-NAME",
             f"there is no model '{printable(text)}'",
@@ -72,12 +75,12 @@ def path_of(text: str) -> Path:
 
 
 def mini_directory() -> Path:
-    """Where the small model that comes with the package lies."""
+    """Return the directory of the bundled small model."""
     return Path(str(resources.files("aniso.models") / MINI))
 
 
 def list_models() -> tuple[str, ...]:
-    """Names that ``load_model`` knows: ``mini``, and open_clip's architectures if it is installed."""
+    """Return the names that ``load_model`` takes: ``mini``, and open_clip's architectures if installed."""
     return (MINI, *open_clip.names())
 
 
@@ -87,20 +90,20 @@ def _directory(path: Path, name: str, weights: Ref | None, activation: str | Non
     if not (path / "config.json").is_file():
         raise InputError(
             "MODEL-NAME",
-            f"'{printable(path)}' has no configuration, so nothing says which model it is",
+            f"'{printable(path)}' has no configuration file, so its architecture is unknown",
             expected="config.json or open_clip_config.json",
             fix=f"load_model('ViT-B-32', weights='{printable(path)}')",
         )
     kind = read_json(path / "config.json").get("model_type")
     if kind not in (hugging_face.CLIP, hugging_face.CLIP_VISION):
         return classifier.load_directory(path, name, weights)
-    made = hugging_face.load(path, name, weights)
-    if activation and made.model_config.activation not in (None, activation):
+    encoder = hugging_face.load(path, name, weights)
+    if activation and encoder.model_config.activation not in (None, activation):
         raise InputError(
             "CKPT-ACTIVATION",
-            f"'{printable(name)}' has another activation than asked for",
-            expected=made.model_config.activation,
+            f"'{printable(name)}' has a different activation",
+            expected=encoder.model_config.activation,
             found=activation,
             fix="leave the activation out",
         )
-    return made
+    return encoder

@@ -1,4 +1,4 @@
-"""Weights from any file into a network that was built from a configuration."""
+"""Building a network from a configuration, and loading weights from any file into it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from aniso.weights import WeightSource
 
 
 def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Copy every tensor by name; nothing may be missing or left over. Returns notes.
+    """Copy every tensor by name; raises if one is missing or left over. Returns notes.
 
     Names that begin with one of ``optional`` may be missing: a fine-tuned image encoder often comes without
-    the text tower, which then stays as it is.
+    the text tower, which then stays unchanged.
     """
     require_model(source)
     wanted = dict(network.state_dict())
@@ -47,19 +47,19 @@ def fill(network: nn.Module, source: WeightSource, *, optional: tuple[str, ...] 
 
 
 def filled(network: Any, source: WeightSource) -> Any:
-    """A network with its weights. In files, transformers has older names for some, and translates them."""
+    """Return the network with its weights; transformers translates older names of weights in files."""
     if not set(network.state_dict()) - set(source.tensors):
         fill(network, source)
         return network
     _require_readable(network, source)
-    from transformers.utils import logging as said
+    from transformers.utils import logging as transformers_logging
 
-    logging: Any = said
+    logging: Any = transformers_logging
     bars, loudness = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        made, report = type(network).from_pretrained(
+        network_with_weights, report = type(network).from_pretrained(
             None,
             config=network.config,
             state_dict={key: source.read(key) for key in source.tensors},
@@ -75,7 +75,7 @@ def filled(network: Any, source: WeightSource) -> Any:
         raise shape_misfit(source, network, key, tuple(expected), tuple(found))
     if report["missing_keys"] or report["unexpected_keys"]:
         raise keys_misfit(source, network, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
-    return made
+    return network_with_weights
 
 
 def _require_readable(network: Any, source: WeightSource) -> None:
@@ -90,14 +90,14 @@ def _require_readable(network: Any, source: WeightSource) -> None:
 
 
 def _matched(source: WeightSource, wanted: Mapping[str, object]) -> dict[str, str]:
-    """The network's names to the file's: as they are, or without what stands before them."""
+    """Return the network's names and the file's names for them: equal, or without a prefix."""
     plain = {name: name for name in wanted if name in source.tensors}
     standard = recognise(source.tensors).keys
     return max(plain, {name: key for name, key in standard.items() if name in wanted}, key=len)
 
 
 def keys_misfit(source: WeightSource, network: nn.Module, missing: list[str], extra: list[str]) -> InputError:
-    """The error for names that only one of a file and a network has."""
+    """Return the error for names that only the file or only the network has."""
     return InputError(
         "CKPT-KEYS",
         f"'{source.label}' does not fit the model {type(network).__name__}",
@@ -110,7 +110,7 @@ def keys_misfit(source: WeightSource, network: nn.Module, missing: list[str], ex
 def shape_misfit(
     source: WeightSource, network: nn.Module, key: str, expected: tuple[int, ...], found: tuple[int, ...]
 ) -> InputError:
-    """The error for a tensor of another shape."""
+    """Return the error for a tensor of a different shape."""
     return InputError(
         "CKPT-SHAPE",
         f"'{source.label}' does not fit the model {type(network).__name__}",
@@ -128,7 +128,7 @@ def _some(names: list[str]) -> str:
 
 @contextlib.contextmanager
 def building(where: object) -> Iterator[None]:
-    """Around a library that builds what a configuration says: it may raise anything if that is no model."""
+    """Turn any error of a library that builds a model from a configuration into ours."""
     try:
         yield
     except (AnisoError, ImportError):
@@ -138,24 +138,24 @@ def building(where: object) -> Iterator[None]:
             raise
         raise InputError(
             "DIR-CONFIG",
-            f"the configuration of '{printable(where)}' describes no model that can be built",
+            f"the configuration of '{printable(where)}' does not describe a model that can be built",
             reason=printable((str(e) or type(e).__name__).partition("\n")[0]),
             fix="download it again, or name the architecture and give the directory as its weights",
         ) from None
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Return whether memory ran out, which says nothing about the file."""
+    """True if memory ran out, which is not an error of the file."""
     words = ("allocate memory", "out of memory")  # torch's, for the host and for a GPU
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(part in str(error) for part in words)
     )
 
 
-def network_of(path: Path, said: JsonObject, loader: Loader, source: WeightSource) -> Any:
-    """Build as ``transformers_network`` does; an error of the library says that there is no such model."""
+def network_of(path: Path, config_fields: JsonObject, loader: Loader, source: WeightSource) -> Any:
+    """Build as ``transformers_network`` does; an error of the library becomes "no such model"."""
     try:
-        return transformers_network(path, said, loader, source)
+        return transformers_network(path, config_fields, loader, source)
     except AnisoError:
         raise
     except Exception as e:  # transformers' own for wrong settings have no base in common
@@ -164,15 +164,15 @@ def network_of(path: Path, said: JsonObject, loader: Loader, source: WeightSourc
         raise InputError(
             "MODEL-NAME",
             f"'{printable(path)}' holds no {loader.what}",
-            found=printable(said.get("model_type")),
+            found=printable(config_fields.get("model_type")),
             reason=printable(str(e).splitlines()[0] if str(e) else type(e).__name__),
             expected=loader.expected,
             fix="aniso inspect DIR",
         ) from None
 
 
-def transformers_network(path: Path, said: JsonObject, loader: Loader, source: WeightSource) -> Any:
-    """Build a network of transformers as ``config.json`` describes it, its weights yet to be filled in.
+def transformers_network(path: Path, config_fields: JsonObject, loader: Loader, source: WeightSource) -> Any:
+    """Build a network of transformers from ``config.json``, with random weights.
 
     Only architectures of ``loader`` and only plain settings are accepted, so that nothing but the library's
     own layers is built and nothing is fetched.
@@ -181,9 +181,9 @@ def transformers_network(path: Path, said: JsonObject, loader: Loader, source: W
         import transformers
     except ImportError:
         raise needs("hf", "transformers") from None
-    kind = loader.require(said.get("model_type"), path)
+    kind = loader.require(config_fields.get("model_type"), path)
     configuration: Any = transformers.CONFIG_MAPPING[kind]
-    settings = Settings(printable(path / "config.json"), Limits.of(source)).of(said, configuration)
+    settings = Settings(printable(path / "config.json"), Limits.of(source)).of(config_fields, configuration)
     config = configuration(**settings)
     require_small_grid(kind, config, path)
     builder = getattr(transformers, _row(loader, kind, config).builder)
@@ -192,7 +192,7 @@ def transformers_network(path: Path, said: JsonObject, loader: Loader, source: W
 
 
 def _row(loader: Loader, kind: str, config: Any) -> Row:
-    """The row of the table that builds a configuration; of those for language models, by its encoder."""
+    """Return the row of the table that builds a configuration."""
     rows = [row for row in loader.rows if kind in row.model_types]
     if len(rows) > 1:
         return SEQUENCE_TO_SEQUENCE if config.is_encoder_decoder else CAUSAL
@@ -200,14 +200,14 @@ def _row(loader: Loader, kind: str, config: Any) -> Row:
 
 
 def built(source: WeightSource, make: Callable[[], Any]) -> Any:
-    """Build a network twice: without memory, to compare its size with the weights, and then for good."""
+    """Build a network twice: on the meta device, to compare its size with the weights, and then in memory."""
     with torch.random.fork_rng([]), torch.device("meta"), _budget(source):
         require_size(make(), source)
     return make()
 
 
 def require_size(network: nn.Module, source: WeightSource) -> None:
-    """Refuse a configuration of a model more than twice as large as the weights that should fill it."""
+    """Raise if the configuration describes a model more than twice as large as the weights."""
     wanted = sum(parameter.numel() for parameter in network.parameters())
     found = Limits.of(source).numbers
     if wanted > 2 * found + (1 << 20):
@@ -220,7 +220,7 @@ _BUFFERS = 1 << 26  # masks and tables of positions that no file holds, in numbe
 
 @contextlib.contextmanager
 def _budget(source: WeightSource) -> Iterator[None]:
-    """End a build as soon as it is far beyond the weights, however many layers a configuration asks for."""
+    """Stop a build as soon as it far exceeds the weights, whatever the configuration's number of layers."""
     limits, thread = Limits.of(source), threading.get_ident()
     spent = Counter[str]()
     most = {
@@ -271,19 +271,19 @@ def _too_large(source: WeightSource, network: str, expected: str, found: int) ->
     )
 
 
-def require_activation(said: str | None) -> None:
-    """Of the two that a CLIP can have; a misspelt one must not become the other."""
-    if said not in (None, *ACTIVATIONS):
+def require_activation(activation: str | None) -> None:
+    """Raise unless this is None or one of the two activations of CLIP."""
+    if activation not in (None, *ACTIVATIONS):
         raise UsageError(
             "CKPT-ACTIVATION",
-            f"there is no activation '{printable(said)}'",
+            f"there is no activation '{printable(activation)}'",
             expected=" or ".join(ACTIVATIONS),
             fix="choose one of the two, or leave it out",
         )
 
 
 def needs(extra: str, package: str) -> UsageError:
-    """The error for a library that is not installed."""
+    """Return the error for a library that is not installed."""
     return UsageError(
         "MODEL-LIBRARY",
         f"this model needs {package}, which is not installed",

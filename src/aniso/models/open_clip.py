@@ -1,4 +1,4 @@
-"""CLIP as open_clip has it: by name and tag, or a directory with open_clip_config.json."""
+"""CLIP models of open_clip: by name and tag, or a directory with open_clip_config.json."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 def is_name(name: str) -> bool:
-    """Whether open_clip knows an architecture of that name; a slash may stand for a dash."""
+    """True if open_clip has an architecture of that name; a slash may stand for a dash."""
     library = _library(required=False)
     return library is not None and clean(name) in library.list_models()
 
 
 def names() -> list[str]:
-    """open_clip's names of architectures, none if it is not installed."""
+    """Return the names of open_clip's architectures; none if it is not installed."""
     library = _library(required=False)
     return list(library.list_models()) if library is not None else []
 
 
 def require_for(name: str) -> None:
-    """Without open_clip, its names look like hub ids or like nothing at all: say what is missing."""
+    """Raise if the name looks like one of open_clip's and open_clip is not installed."""
     if _library(required=False) is None and re.fullmatch(r"(ViT-|RN\d)[\w/-]+|[\w-]+", name):
         raise needs("openclip", "open_clip")
 
@@ -57,7 +57,7 @@ def close_names(name: str) -> list[str]:
 
 
 def load(name: str, weights: Ref | None, activation: str | None = None) -> Encoder:
-    """A named architecture with the weights of a tag (``openai``), a file, a directory or a hub id."""
+    """Load an architecture by name, with weights from a tag (``openai``), a file, a directory or a hub id."""
     library = _library()
     architecture = clean(name)
     config = library.get_model_config(architecture)
@@ -76,7 +76,7 @@ def load(name: str, weights: Ref | None, activation: str | None = None) -> Encod
 def load_directory(
     path: Path, name: str, weights: Ref | None = None, activation: str | None = None
 ) -> Encoder:
-    """A directory as open_clip pushes it to the hub; its configuration says which activation it has."""
+    """Load a directory as open_clip pushes it to the hub; its configuration names the activation."""
     _library()
     file = read_json(path / "open_clip_config.json")
     config: Any = file.get("model_cfg", file)
@@ -96,9 +96,9 @@ def load_directory(
 
 
 def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -> JsonObject:
-    """Return an architecture of which nothing names anything outside of the directory.
+    """Return the configuration without references to anything outside of the directory.
 
-    The name of a tokenizer is kept for messages alone: its files are looked for in the directory.
+    The name of a tokenizer is kept for messages only: its files must be in the directory.
     """
     text = dict(config["text_cfg"])
     tokenizer = text.pop("hf_tokenizer_name", None)
@@ -112,7 +112,7 @@ def _plain_config(path: Path, config: Mapping[str, Any], source: WeightSource) -
 
 
 def _needs_another(path: Path, tower: object) -> UnsafeError:
-    """The error for a text tower of transformers, whose configuration lies in another repository."""
+    """Return the error for a text tower whose configuration is in another repository."""
     library = _library()
     configs = {name: library.get_model_config(name) or {} for name in library.list_models()}
     same = [name for name in configs if configs[name].get("text_cfg", {}).get("hf_model_name") == tower]
@@ -134,7 +134,7 @@ def _build(
     preprocess: Mapping[str, Any],
     home: Path | None = None,
 ) -> Encoder:
-    """Build and fill a model; ``home`` is the directory it came from, if not from open_clip's own list."""
+    """Build a model and load its weights; ``home`` is its directory, None for open_clip's own list."""
     with building(name):
         network = built(source, lambda: _network(config))
     if not any(not key.startswith("visual.") for key in source.tensors):
@@ -154,7 +154,7 @@ def _build(
 
 
 def _network(config: Mapping[str, Any]) -> Any:
-    """The architecture with random weights; nothing is downloaded."""
+    """Build the architecture with random weights; nothing is downloaded."""
     from open_clip.model import CLIP, CustomTextCLIP
 
     settings = {k: v for k, v in config.items() if k not in ("custom_text", "multimodal_cfg")}
@@ -173,9 +173,9 @@ def _network(config: Mapping[str, Any]) -> Any:
 
 
 def _require_known_towers(vision: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """Refuse names that open_clip hands on and that no list of its own holds.
+    """Raise for names that open_clip passes on to other libraries unchecked.
 
-    timm would read any directory, and transformers ask whether to run code.
+    timm would read any directory, and transformers would ask whether to run code.
     """
     name = vision.get("timm_model_name")
     if isinstance(name, str) and ":" in name:  # hf-hub:..., local-dir:...
@@ -187,8 +187,8 @@ def _require_known_towers(vision: Mapping[str, Any], text: Mapping[str, Any]) ->
 
         if not isinstance(name, str) or not re.fullmatch(r"([\w.-]+/)?[\w-][\w.-]*", name) or _place(name):
             raise _foreign("hf_model_name", name, "a hub id, and no directory")
-        said: Any = PretrainedConfig.get_config_dict(name, local_files_only=is_offline())[0]  # JSON alone
-        kind = said.get("model_type")
+        config: Any = PretrainedConfig.get_config_dict(name, local_files_only=is_offline())[0]  # JSON alone
+        kind = config.get("model_type")
         if kind not in arch_dict:  # others could name models in turn, or make transformers ask to run code
             raise _foreign("hf_model_name", f"{name} ({kind})", f"one of {', '.join(arch_dict)}")
 
@@ -196,7 +196,7 @@ def _require_known_towers(vision: Mapping[str, Any], text: Mapping[str, Any]) ->
 def _foreign(key: str, found: object, expected: str) -> UnsafeError:
     return UnsafeError(
         "DIR-CONFIG",
-        f"{key} asks for a model from elsewhere, which might bring code of its own",
+        f"{key} names a model from elsewhere, which might run its own code",
         found=printable(found),
         expected=expected,
         fix="use a model whose configuration names known architectures",
@@ -204,7 +204,7 @@ def _foreign(key: str, found: object, expected: str) -> UnsafeError:
 
 
 def _opened(weights: Ref) -> WeightSource:
-    """Weights; of a directory that holds a model in several libraries' forms, open_clip's own."""
+    """Open weights; in a directory with files of several libraries, open_clip's."""
     path = _place(weights) if isinstance(weights, str | Path) else None
     if path is None and isinstance(weights, str) and looks_like_hub_id(weights):
         path = fetch(str(weights)).path
@@ -217,7 +217,7 @@ def _opened(weights: Ref) -> WeightSource:
 
 
 def _open_tag(architecture: str, tag: str, config: Mapping[str, Any]) -> WeightSource:
-    """The weights of a tag through the hub, whose files are data; never the pickled originals."""
+    """Open the weights of a tag from the hub, whose files are data; never the pickled originals."""
     repository = str(config.get("hf_hub", "")).rstrip("/")
     if not repository:
         raise InputError(
@@ -248,21 +248,21 @@ def _agreed(
     quick: bool,
     tag: Mapping[str, Any],
     source: WeightSource,
-    said: str | None,
+    activation: str | None,
 ) -> bool:
-    """Whether to build with QuickGELU. A tag decides for a plain name; a contradiction is an error."""
+    """True if the model is built with QuickGELU. A tag decides for a plain name; contradictions raise."""
     if tag:
         trained = bool(tag.get("quick_gelu", False))
         if quick and not trained:
             raise _mismatch(architecture, "gelu", "quick_gelu", f"the tag '{weights}'")
-        if said and said != _name(trained):
-            raise _mismatch(architecture, _name(trained), said, f"the tag '{weights}'")
+        if activation and activation != _name(trained):
+            raise _mismatch(architecture, _name(trained), activation, f"the tag '{weights}'")
         return trained
-    wanted = said or _name(quick)
+    wanted = activation or _name(quick)
     named = source.info.config.activation
     if named and named != wanted:
         raise _mismatch(architecture, named, wanted, f"'{source.label}'")
-    if not said and not named and wanted == "gelu" and looks_like_openai(source):
+    if not activation and not named and wanted == "gelu" and looks_like_openai(source):
         error = _mismatch(architecture, "quick_gelu", "gelu", f"'{source.label}' looks as if it")
         error.likely = "OpenAI's weights, or tuned from them: values in 16 bits and a logit scale of 100"
         error.fix += "; activation='gelu' if they are not OpenAI's"
@@ -271,9 +271,9 @@ def _agreed(
 
 
 def looks_like_openai(source: WeightSource) -> bool:
-    """OpenAI's weights were published in 16 bits and with a logit scale of 100: both show in any copy."""
+    """True if values fit 16 bits and the logit scale is 100, as in any copy of OpenAI's weights."""
     scale = next((key for key in source.tensors if key.endswith("logit_scale")), None)
-    # the text tower's, which fine-tuning leaves as it was
+    # the text tower's, which fine-tuning does not change
     weights = [key for key in source.tensors if key.endswith("in_proj_weight")]
     weight = min(weights, key=lambda key: "visual." in key, default=None)
     if scale is None or weight is None:
@@ -294,11 +294,11 @@ def _mismatch(architecture: str, expected: str, found: str, whose: str) -> Input
         f"{architecture} would run with {found}, but {whose} was trained with {expected}",
         expected=expected,
         found=found,
-        fix=f"use {plain + QUICK if expected == 'quick_gelu' else plain}, or say activation='{expected}'",
+        fix=f"use {plain + QUICK if expected == 'quick_gelu' else plain}, or pass activation='{expected}'",
     )
 
 
-# the rest
+# features, preprocessing, paths
 
 
 def _image(network: Any, images: Tensor) -> Tensor:
@@ -342,7 +342,7 @@ def _place(weights: str | Path) -> Path | None:
     try:
         path = Path(weights).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # too long, or in the home of nobody
+    except (OSError, RuntimeError):  # too long, or ~user without a home
         return None
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids, as open_clip does it for the model at hand."""
+"""The tokenizers of open_clip."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aniso.models.tokenizer_file import LateTokenizer, TokenizerError, Tokenizer
 
 @final
 class OpenClipTokens(LateTokenizer):
-    """CLIP's own BPE, which open_clip ships; others come from the model's directory.
+    """CLIP's BPE, which open_clip includes; other tokenizers come from the model's directory.
 
-    Only those of architectures that the user named, which are in open_clip's own list, come from the hub.
+    They come from the hub only for architectures of open_clip's own list, which the user named.
     """
 
     def __init__(self, config: Mapping[str, Any], home: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class OpenClipTokens(LateTokenizer):
             if (home / "tokenizer.json").is_file():
                 file = TokenizerFile.read(home)
                 marks = {mark: token for mark, token in file.marks.items() if token is not None}
-                made = HFTokenizer.__new__(HFTokenizer)  # its constructor would ask the hub
+                made = HFTokenizer.__new__(HFTokenizer)  # its constructor would access the hub
                 wrapped: Any = PreTrainedTokenizerFast
                 made.tokenizer = wrapped(tokenizer_object=file.backend, **marks)
                 made.tokenizer_mode = self._text.get("tokenizer_mode") or ""
@@ -81,7 +81,7 @@ class OpenClipTokens(LateTokenizer):
         if size != made.vocab_size:
             raise InputError(
                 "MODEL-TOKENIZER",
-                "the text tower has another vocabulary than CLIP's own tokenizer",
+                "the text tower has a different vocabulary than CLIP's tokenizer",
                 expected=f"{made.vocab_size} tokens",
                 found=f"{size} tokens",
                 fix="add hf_tokenizer_name to text_cfg in open_clip_config.json",
@@ -101,7 +101,7 @@ class OpenClipTokens(LateTokenizer):
         ids: Tensor = self._tokenizer(list(texts))
         cut = []
         if hasattr(self._tokenizer, "encode"):
-            full = ids[:, -1] != 0  # the last place is taken only by texts that fill it, or were cut
+            full = ids[:, -1] != 0  # only texts that fill the row, or were truncated, use its last place
             cut = [
                 i
                 for i in full.nonzero().flatten().tolist()
@@ -111,5 +111,5 @@ class OpenClipTokens(LateTokenizer):
 
 
 def _known(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """Only what is known to be data: anything else would reach functions that may run code."""
+    """Return the settings that are known to be data; others would reach functions that may run code."""
     return {name: settings[name] for name in ("context_length", *names) if name in settings}

@@ -90,7 +90,7 @@ _MOST_PIXELS = 4096  # on a side; the largest models in use take 1,024
 @final
 @dataclass(frozen=True)
 class Limits:
-    """How large the numbers of a configuration may be, given the weights that it has to fit."""
+    """The largest numbers that a configuration may hold, given the weights beside it."""
 
     tensors: int
     largest: int
@@ -100,7 +100,7 @@ class Limits:
     @classmethod
     def of(cls, source: WeightSource) -> Limits:
         """Return the limits for a file: tensors that share their data count once, and its size bounds all."""
-        shared = source.aliases  # taken once: a file finds them anew every time
+        shared = source.aliases  # computed anew at every access
         own = {name: info for name, info in source.tensors.items() if name not in shared}
         held = [info for info in own.values() if info.numel]
         largest = max((max(info.shape, default=1) for info in held), default=1)
@@ -110,7 +110,7 @@ class Limits:
         return cls(len(own), largest, numbers)
 
     def most(self, key: str) -> int:
-        """The largest number that a key may hold."""
+        """Return the largest number that a key may hold."""
         if _FACTOR.search(key):
             return _MOST_FACTOR
         if _IMAGE.search(key):
@@ -121,16 +121,16 @@ class Limits:
 @final
 @dataclass(frozen=True)
 class Settings:
-    """Reads one configuration file: every method refuses what is not plain data, naming key and file."""
+    """Checks one configuration file: every method raises, naming key and file, for what is not plain data."""
 
     where: str
     limits: Limits
 
-    def of(self, said: Mapping[str, Any], kind: Any, at: str = "") -> JsonObject:
+    def of(self, config: Mapping[str, Any], kind: Any, at: str = "") -> JsonObject:
         """Return the settings to build a configuration of class ``kind`` from."""
         out: JsonObject = {}
         declared, nested = _declared(kind), sub_configurations(kind)
-        for key, value in said.items():
+        for key, value in config.items():
             name = f"{at}{key}"
             if _is_dropped(key) and not (key in declared and _only_numbers(value)):  # OPT has a private flag
                 continue
@@ -153,7 +153,7 @@ class Settings:
     def _dictionary(
         self, key: str, value: JsonObject, nested: Mapping[str, type], name: str
     ) -> JsonObject | None:
-        """The settings in a dictionary, or None if nothing is known that could be in it."""
+        """Return the settings in a dictionary, or None if the key is not known to hold one."""
         if key in nested:
             return self.of(value, nested[key], f"{name}.")
         if key in _LABELS:
@@ -163,10 +163,10 @@ class Settings:
         self.require_no_reference(value, f"{name}.")
         return None
 
-    def plain(self, said: Mapping[str, Any], at: str = "", depth: int = 0) -> JsonObject:
+    def plain(self, config: Mapping[str, Any], at: str = "", depth: int = 0) -> JsonObject:
         """Return a dictionary of numbers, flags, words, and dictionaries of these."""
         out: JsonObject = {}
-        for key, value in said.items():
+        for key, value in config.items():
             if is_reference(key, value):
                 raise self._unsafe(f"{at}{key}", value)
             if isinstance(value, dict) and depth < _DEEPEST:
@@ -176,7 +176,7 @@ class Settings:
         return out
 
     def value(self, name: str, value: Any, depth: int = 0) -> Any:
-        """Return a number, a flag, a word, nothing, or a list of these."""
+        """Return a value that is a number, a flag, a word, None, or a list of these."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
@@ -189,9 +189,9 @@ class Settings:
             return [self.value(name, entry, depth + 1) for entry in value]
         raise self._unsafe(name, value)
 
-    def require_no_reference(self, said: object, at: str) -> None:
+    def require_no_reference(self, config: object, at: str) -> None:
         """Raise an error if a key at any depth names something to be read."""
-        for name, key, value in _entries(said, at):
+        for name, key, value in _entries(config, at):
             if is_reference(key, value):
                 raise self._unsafe(name, value)
 
@@ -202,7 +202,7 @@ class Settings:
         return value
 
     def _is_plain_number(self, name: str, value: Any) -> bool:
-        """Whether a value that the library may not know is numbers, flags or nothing, within the limits."""
+        """True if a value consists of numbers, flags or None within the limits."""
         if isinstance(value, list):
             return len(value) <= self.limits.most("") and all(self._is_plain_number(name, v) for v in value)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -210,7 +210,7 @@ class Settings:
         return value is None or isinstance(value, bool)
 
     def _labels(self, name: str, value: JsonObject) -> JsonObject:
-        """Names of classes are free text: they are shown and compared, and never used as anything else."""
+        """Return class names, which are free text: they are shown and compared, nothing else."""
         if len(value) > self.limits.most(""):
             raise self._too_large(name, f"{len(value):,} classes")
         if not all(isinstance(entry, str | int) for entry in value.values()):
@@ -220,7 +220,7 @@ class Settings:
     def _unsafe(self, name: str, value: object) -> UnsafeError:
         return UnsafeError(
             "DIR-CONFIG",
-            f"a key in '{self.where}' could name something to load, and only an architecture is read from it",
+            f"a key in '{self.where}' could name something to load, not only an architecture",
             key=printable(name),
             found=printable(value),
             expected="numbers, true or false, and single words such as gelu",
@@ -239,7 +239,7 @@ class Settings:
 
 
 def is_reference(key: str, value: object) -> bool:
-    """Whether a key names a file, a module, a URL or a repository; one that holds nothing does not."""
+    """True if a key names a file, a module, a URL or a repository, and holds a value."""
     if not value or _is_dropped(key):
         return False
     if key in _REFERENCES:
@@ -248,7 +248,7 @@ def is_reference(key: str, value: object) -> bool:
 
 
 def sub_configurations(kind: Any) -> dict[str, type]:
-    """The sub-configurations of a class of transformers, by key; old CLIPs have them under a second name."""
+    """Return the sub-configurations of a class of transformers by key, and by their names in old CLIPs."""
     from transformers import PretrainedConfig
 
     known = {
@@ -260,14 +260,14 @@ def sub_configurations(kind: Any) -> dict[str, type]:
 
 
 def _declared(kind: Any) -> Collection[str]:
-    """The keys that a configuration class declares, under any of its names for them."""
+    """Return the keys that a configuration class declares, under all their names."""
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     named = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
     return fields | named | {"num_labels"}  # which every class takes, and none declares
 
 
 def _is_dropped(key: str) -> bool:
-    """Whether a key is left out: it asks for code, informs people, or chooses a number format or a kernel."""
+    """True if a key is ignored: it asks for code, is information, or chooses a number format or a kernel."""
     return (
         key in _ASKS_FOR_CODE
         or key in _INFORMATION
@@ -284,7 +284,7 @@ def _only_numbers(value: object) -> bool:
 
 
 def _entries(value: object, at: str) -> Iterator[tuple[str, str, object]]:
-    """Every key below a value with its path; names of classes are not keys."""
+    """Yield every key below a value with its path; class names are not keys."""
     waiting = [(at, value)]
     while waiting:
         prefix, node = waiting.pop()

@@ -33,7 +33,7 @@ class TokenizerError(ValueError):
 
 
 class LateTokenizer(ABC):
-    """Reads a tokenizer when it is first used: an encoder of images alone needs none."""
+    """Reads a tokenizer when it is first used: an image encoder without prompts needs none."""
 
     _loaded: Any = None
 
@@ -95,7 +95,7 @@ class TokenizerFile:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def batch(self, texts: Sequence[str], length: int) -> tuple[Tensor, list[int]]:
-        """Return ids of at most ``length`` columns, padded at the end, and which of the texts were cut."""
+        """Return ids of at most ``length`` columns, padded at the end, and the texts that were truncated."""
         rows = [self.encode(text) for text in texts]
         cut = [i for i, row in enumerate(rows) if len(row) > length]
         if cut:
@@ -111,20 +111,20 @@ class TokenizerFile:
 
 
 def backend_text(backend: Any) -> str:
-    """Return a tokenizer in full, without how the last call padded and cut."""
-    said: JsonObject = json.loads(backend.to_str())
-    return json.dumps({key: said[key] for key in said if key not in ("padding", "truncation")})
+    """Return a tokenizer as JSON, without the padding and truncation of the last call."""
+    settings: JsonObject = json.loads(backend.to_str())
+    return json.dumps({key: settings[key] for key in settings if key not in ("padding", "truncation")})
 
 
-def _checked(path: Path, make: Any, size: int | None, usual: str | None = None) -> TokenizerFile:
-    """Build a tokenizer, with special tokens added that its settings name and its vocabulary lacks."""
+def _checked(path: Path, make: Any, size: int | None, default_class: str | None = None) -> TokenizerFile:
+    """Build a tokenizer and add special tokens that its settings name and its vocabulary lacks."""
     import tokenizers
 
     try:
         backend = make(tokenizers)
-        backend.no_padding()  # a file may ask for rows of any length
+        backend.no_padding()  # a file may request rows of any length
         backend.no_truncation()
-        marks, more = _special(path, backend, usual)
+        marks, more = _special(path, backend, default_class)
         if sum(len(token.content) for token in more) > _MOST_ADDED:
             raise TokenizerError(f"its settings add special tokens of more than {_MOST_ADDED:,} letters")
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -164,33 +164,33 @@ def _clip(path: Path) -> Any:
     return CLIPTokenizer(vocab=vocabulary, merges=pairs).backend_tokenizer
 
 
-def _special(path: Path, backend: Any, usual: str | None) -> tuple[dict[str, str | None], list[Any]]:
-    """Special tokens by their purpose, and all that the settings name; these go before defaults."""
-    said = _settings(path)
+def _special(path: Path, backend: Any, default_class: str | None) -> tuple[dict[str, str | None], list[Any]]:
+    """Return special tokens by purpose, and all that the settings name; these override defaults."""
+    settings = _settings(path)
     marks: dict[str, str | None] = {}
-    for mark, token in _defaults(path, said, usual).items():
+    for mark, token in _defaults(path, settings, default_class).items():
         marks[mark] = token if backend.token_to_id(token) is not None else None
-    named = {mark: _token(said[mark]) for mark in _MARKS if mark in said}
+    named = {mark: _token(settings[mark]) for mark in _MARKS if mark in settings}
     marks |= {mark: None if token is None else token.content for mark, token in named.items()}
-    lists = [said.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
+    lists = [settings.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
     more = [_token(entry) for entries in lists if isinstance(entries, list) for entry in entries]
     return marks, [token for token in (*named.values(), *more) if token is not None]
 
 
 def _settings(path: Path) -> JsonObject:
-    """The files beside a tokenizer; of special_tokens_map.json only what older versions need it for."""
-    said: JsonObject = {}
+    """Read the files beside a tokenizer; special_tokens_map.json only where older versions need it."""
+    settings: JsonObject = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (path / name).is_file() and "added_tokens_decoder" not in said:
+        if (path / name).is_file() and "added_tokens_decoder" not in settings:
             try:
-                said |= read_json(path / name)
+                settings |= read_json(path / name)
             except AnisoError as e:
                 raise TokenizerError(e.message) from None
-    return said
+    return settings
 
 
 def _token(value: object) -> Any:
-    """A special token, which is written as text or as an object with its content."""
+    """Return a special token, which is written as text or as an object with its content."""
     from tokenizers import AddedToken
 
     flags: dict[str, bool] = {}
@@ -200,15 +200,15 @@ def _token(value: object) -> Any:
     return AddedToken(value, special=True, **flags) if isinstance(value, str) and value else None
 
 
-def _defaults(path: Path, said: Mapping[str, Any], usual: str | None) -> dict[str, str]:
-    """Special tokens that a class of transformers has if no file names them, as GPT-2's files do not.
+def _defaults(path: Path, settings: Mapping[str, Any], default_class: str | None) -> dict[str, str]:
+    """Return the default special tokens of a class of transformers, for files that name none.
 
     The class is looked up in the library's own table and not built; only its signature is read.
     """
     from transformers.models.auto import tokenization_auto as library
 
     table: Mapping[str, str | None] = library.TOKENIZER_MAPPING_NAMES
-    name = said.get("tokenizer_class") or usual or table.get(_model_type(path))
+    name = settings.get("tokenizer_class") or default_class or table.get(_model_type(path))
     known = {found.removesuffix("Fast") for found in table.values() if found}
     if not isinstance(name, str) or name.removesuffix("Fast") not in known:
         return {}

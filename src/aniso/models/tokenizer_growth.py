@@ -1,7 +1,7 @@
-"""How much longer the steps of a tokenizer can make a text, from its file alone.
+"""An upper bound on how much longer the steps of a tokenizer make a text, from its file alone.
 
 Every step may be harmless and their sequence not: fourteen replacements of "a" by "aaaa" make 268 million
-letters of one, and the tokenizers library ends the process when it finds no memory. So the growth of every
+letters of one, and the tokenizers library ends the process when memory runs out. So the growth of every
 step is bounded from above, and a file is refused if the product is absurd.
 """
 
@@ -20,24 +20,24 @@ _LONGEST_AFFIX = 64  # letters of what stands before or after every piece of a w
 
 
 class GrowthError(ValueError):
-    """A tokenizer would make a text so long that memory may not hold it."""
+    """A tokenizer could make a text longer than memory."""
 
 
-def require_bounded_growth(said: Mapping[str, Any]) -> None:
-    """Raise ``GrowthError`` if the object in ``tokenizer.json`` makes much more of a text than there was."""
-    normalised = _growth(said.get("normalizer"))
-    text = normalised * _growth(said.get("pre_tokenizer"))
+def require_bounded_growth(tokenizer: Mapping[str, Any]) -> None:
+    """Raise ``GrowthError`` if the tokenizer in ``tokenizer.json`` could make a text very much longer."""
+    normalised = _growth(tokenizer.get("normalizer"))
+    text = normalised * _growth(tokenizer.get("pre_tokenizer"))
     for part, growth, most in (
         ("normalizer and pre_tokenizer", text, _MOST),
-        ("decoder", _growth(said.get("decoder")), _MOST),
-        ("post_processor", _growth(said.get("post_processor")), _MOST_TOKENS),
+        ("decoder", _growth(tokenizer.get("decoder")), _MOST),
+        ("post_processor", _growth(tokenizer.get("post_processor")), _MOST_TOKENS),
     ):
         if growth > most:
             times = f"{growth:,.0f}" if growth < 1e15 else "10^15 or more"
             raise GrowthError(f"{part} can make a text {times} times as long, more than {most} times")
-    if normalised * _added_letters(said.get("added_tokens")) > _MOST_ADDED:
+    if normalised * _added_letters(tokenizer.get("added_tokens")) > _MOST_ADDED:
         raise GrowthError("the added tokens are too long, once they are normalised")
-    model = said.get("model")
+    model = tokenizer.get("model")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if isinstance(model, dict) and _letters(model.get(key)) > _LONGEST_AFFIX:
             raise GrowthError(f"{key} has more than {_LONGEST_AFFIX} letters")
@@ -48,7 +48,7 @@ def _growth(step: object) -> float:
     if step is None:
         return 1.0
     if not isinstance(step, dict) or not isinstance(step.get("type"), str):
-        raise GrowthError("a step has no type")  # the library guesses it, from the fields that there are
+        raise GrowthError("a step has no type")  # the library guesses it from the fields
     if step["type"] != "Sequence":
         return _own(step)
     parts = [part for value in step.values() if isinstance(value, list) for part in value]
@@ -69,7 +69,7 @@ def _own(step: Mapping[str, Any]) -> float:
 
 
 def _replaced(step: Mapping[str, Any]) -> float:
-    """A regular expression may match where there are no letters, so that what replaces it comes on top."""
+    """Return the growth of a replacement; a regular expression may also match the empty string."""
     content, pattern = _letters(step.get("content")), step.get("pattern")
     text = pattern.get("String") if isinstance(pattern, dict) else pattern
     if isinstance(text, str) and text:
@@ -78,7 +78,7 @@ def _replaced(step: Mapping[str, Any]) -> float:
 
 
 def _mapped(table: object) -> float:
-    """SentencePiece's table, in base64: a length, an index of that length, and texts that end with zeros."""
+    """Return the growth of SentencePiece's table: base64 of a length, an index, and zero-ended texts."""
     try:
         raw = base64.b64decode(table, validate=True) if isinstance(table, str) else b""
     except ValueError:
@@ -88,7 +88,7 @@ def _mapped(table: object) -> float:
 
 
 def _templated(step: Mapping[str, Any]) -> float:
-    """The text itself as often as the template has it, and every id of a special token."""
+    """Return the growth of a template: the text as often as it occurs, plus every special token."""
     pieces, special = step.get("single"), step.get("special_tokens")
     if not isinstance(pieces, list):
         return 1.0

@@ -1,4 +1,4 @@
-"""How images become a model's input: for looking, for training, and heavily changed for self-training."""
+"""Preprocessing of images: for evaluation, for training, and strong augmentation for self-training."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _LONGEST = 32
 
 @dataclass(frozen=True)
 class Pixels:
-    """What a model expects of its input."""
+    """The size, normalisation and resizing that a model expects."""
 
     size: int
     mean: tuple[float, float, float] = CLIP_MEAN
     std: tuple[float, float, float] = CLIP_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     resize: Literal["shortest", "squash"] = "shortest"
-    """Scale the shorter side and cut the middle out, or scale both sides."""
+    """Scale the shorter side and crop the centre, or scale both sides."""
     margin: float = 1.0
-    """The shorter side (or both) is scaled to size / margin before the middle is cut out."""
+    """The shorter side (or both) is scaled to size / margin before the centre crop."""
 
     def scaled(self, pixels: Tensor, height: int, width: int) -> Tensor:
-        """Eight bits in, eight bits out, antialiased: torchvision's own, on tensors."""
+        """Resize uint8 pixels with torchvision, antialiased."""
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         mode = InterpolationMode(self.interpolation)
@@ -46,12 +46,12 @@ class Pixels:
 
 
 class _View:
-    """Shared by all views: how a stack of eight-bit images is finished."""
+    """The base of all views: normalises a stack of uint8 images."""
 
     pixels: Pixels
 
     def finish(self, pixels: Tensor) -> Tensor:
-        """Normalised floats, as the model takes them."""
+        """Return normalised floats, the model's input."""
         mean = torch.tensor(self.pixels.mean).view(3, 1, 1) * 255
         std = torch.tensor(self.pixels.std).view(3, 1, 1) * 255
         return pixels.float().sub_(mean).div_(std)
@@ -60,7 +60,7 @@ class _View:
 @final
 @dataclass(frozen=True)
 class Whole(_View):
-    """The middle of the image; nothing is random."""
+    """The centre crop of an image; nothing is random."""
 
     pixels: Pixels
     name: str = "eval"
@@ -85,11 +85,11 @@ class Whole(_View):
 @final
 @dataclass(frozen=True)
 class Crop(_View):
-    """A random piece of the image, scaled to size; mirrored half of the time if asked for."""
+    """A random resized crop; with ``flip``, mirrored half of the time."""
 
     pixels: Pixels
     least: float
-    """Smallest share of the area."""
+    """The smallest share of the area."""
     flip: bool = False
     name: str = "train"
 
@@ -104,7 +104,7 @@ class Crop(_View):
 @final
 @dataclass(frozen=True)
 class Strong(_View):
-    """A crop, then two heavy changes drawn from FixMatch's list, then a grey patch over a part of it."""
+    """A random crop, then two augmentations of FixMatch's list, then a grey patch (cutout)."""
 
     pixels: Pixels
     least: float = 0.5
@@ -128,12 +128,12 @@ class Transforms:
 
     @cached_property
     def eval(self) -> Whole:
-        """Also the weak view of self-training on test images."""
+        """For evaluation; also the weak view of self-training."""
         return Whole(self.pixels)
 
     @cached_property
     def train(self) -> Crop:
-        """Task vectors are made with this one."""
+        """For fine-tuning task vectors."""
         return Crop(self.pixels, 0.9)
 
     @cached_property
@@ -153,7 +153,7 @@ def _tensor(image: Image.Image) -> Tensor:
 
 
 def _shortened(pixels: Tensor) -> Tensor:
-    """The middle of an image much longer than wide: scaled, all of it could be more than memory holds."""
+    """Crop an image much longer than wide: scaled, all of it could exceed memory."""
     height, width = pixels.shape[-2:]
     most = _LONGEST * min(height, width)
     top, left = max(0, height - most) // 2, max(0, width - most) // 2
@@ -165,7 +165,7 @@ def _uniform(rng: torch.Generator, low: float = 0.0, high: float = 1.0) -> float
 
 
 def _piece(height: int, width: int, least: float, rng: torch.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random piece, by torchvision's rule: ten tries, then the middle."""
+    """Return top, left, height and width of a random crop, by torchvision's rule: ten tries, then centre."""
     for _ in range(_TRIES):
         area = height * width * _uniform(rng, least)
         ratio = math.exp(_uniform(rng, math.log(_RATIO[0]), math.log(_RATIO[1])))
@@ -208,7 +208,7 @@ def _plain(name: str) -> Change:
 def _moved(
     angle: float = 0.0, shift: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0)
 ) -> Change:
-    """Turned, shifted by a share of the size or sheared by degrees, up to so much in either direction."""
+    """Return a random rotation, shift (share of the size) or shear (degrees), up to these limits."""
 
     def change(view: Tensor, rng: torch.Generator) -> Tensor:
         from torchvision.transforms.v2 import InterpolationMode, functional
@@ -245,7 +245,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def _patched(view: Tensor, rng: torch.Generator) -> Tensor:
-    """A grey square of up to half the side, anywhere."""
+    """Draw a grey square of up to half the side at a random place."""
     size = view.shape[-1]
     side = int(_uniform(rng, 0, 0.5) * size)
     top, left = (int(torch.randint(size, (), generator=rng)) - side // 2 for _ in range(2))

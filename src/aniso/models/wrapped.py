@@ -1,4 +1,4 @@
-"""A network of some library under a face of ours: the same weights under the same names."""
+"""A network of another library as a module of ours: the same weights under the same names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ _SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
 class Wrapped(nn.Module, ABC):
-    """It has the library's own children under the library's own names, so that its state dict is an ordinary
-    checkpoint. Nothing in it asks for gradients."""
+    """A module with the children of a library's network, so that its state dict is an ordinary checkpoint.
+
+    All its parameters are frozen.
+    """
 
     def __init__(self, name: str, network: nn.Module, config: ModelConfig | None = None) -> None:
         super().__init__()
         self.name = name
         self.model_config = config or ModelConfig()
-        # the very dictionaries, not copies: what is moved or composed here is moved and composed there
+        # the same dictionaries, not copies: what is moved or composed here is moved and composed there
         self.__dict__.update({part: network.__dict__[part] for part in _SHARED})
         self.__dict__["_network"] = network
-        self.__dict__["same_as"] = (network,)  # where composed weights have to be put, too
+        self.__dict__["same_as"] = (network,)  # composed weights are installed there, too
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         self.eval()
@@ -34,7 +36,7 @@ class Wrapped(nn.Module, ABC):
     _network: nn.Module
 
     def train(self, mode: bool = True) -> Self:
-        """Batch norms stay in evaluation mode: the base's statistics are part of the base."""
+        """Do nothing for batch norms, which stay in evaluation mode: their statistics belong to the base."""
         super().train(mode)
         self._network.training = mode
         for module in self.modules():
@@ -44,10 +46,10 @@ class Wrapped(nn.Module, ABC):
 
     @abstractmethod
     def identity(self) -> JsonObject:
-        """All that what it says depends on, as plain data."""
+        """Return everything the model's outputs depend on, as JSON-serialisable data."""
 
     def weight_source(self) -> TensorMap:
-        """Its weights, as anything that reads weights takes them."""
+        """Return the model's weights as a weight source."""
         return TensorMap(self.state_dict(), self.name, config=self.model_config)
 
     @property
@@ -56,7 +58,7 @@ class Wrapped(nn.Module, ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Of the blocks that vectors are about: equal for the same model under another library's names."""
+        """A hash of the blocks of task vectors; it does not depend on the library's names."""
         return BlockSource(self.weight_source()).identity().content
 
     def __repr__(self) -> str:

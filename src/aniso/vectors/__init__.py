@@ -1,4 +1,4 @@
-"""What fine-tuning changed: blocks, deltas, task vectors, banks."""
+"""Blocks, deltas, task vectors and banks: what fine-tuning changed."""
 
 from aniso.vectors._matching.key_edits import KeyEdits
 from aniso.vectors.adapter_directory import load_adapter_directory

@@ -1,4 +1,4 @@
-"""LoRA adapters as deltas over a base's blocks, kept factored wherever the update is a product."""
+"""LoRA adapters as deltas over a base's blocks, factored wherever the update is a product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aniso.weights import LoraUpdate, PeftAdapter
 
 
 class _Contribution(Protocol):
-    """Something an adapter does to some rows of a block."""
+    """The change that an adapter makes to some rows of a block."""
 
     @property
     def place(self) -> Place: ...
@@ -50,7 +50,7 @@ class _Product:
         return product if self.update.magnitude is None else self._dora(base, adapter, product)
 
     def _dora(self, base: BlockSource, adapter: PeftAdapter, product: Tensor) -> Tensor:
-        """DoRA gives the weights of every output a length of their own."""
+        """Return DoRA's delta, which gives the weights of every output a learned norm."""
         assert self.update.magnitude is not None
         old = _base_rows(base, self.place)
         length = _read(adapter, self.update.magnitude).float().reshape(-1)
@@ -71,7 +71,7 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """A tensor saved whole: the difference to the base's."""
+    """A tensor that replaces the base's: the difference of the two."""
 
     place: Place
     key: str
@@ -99,7 +99,7 @@ Cells = Mapping[str, Callable[[], Delta]]
 
 
 def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[str]]:
-    """A delta for each block the adapter touches, and notes; every tensor of it must have its place."""
+    """Return a delta for each block that the adapter changes, and notes; raises if a tensor has no place."""
     keys = {f"{u.module}.weight": u.a for u in adapter.updates} | dict(adapter.replacements)
     find, notes = place_finder(base, list(keys), adapter)
     touched: dict[str, list[_Contribution]] = {}
@@ -135,7 +135,7 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[
 
 
 def _refuse_overlap(adapter: PeftAdapter, parts: list[_Contribution]) -> None:
-    """Two updates of the same rows mean that two names were taken for one."""
+    """Raise if two updates change the same rows, which means that two names were taken for one."""
     products = [p for p in parts if isinstance(p, _Product)]
     end = 0
     for product in sorted(products, key=lambda p: p.place.part.start):
@@ -153,7 +153,7 @@ def _refuse_overlap(adapter: PeftAdapter, parts: list[_Contribution]) -> None:
 def _cell(base: BlockSource, adapter: PeftAdapter, block: Block, parts: list[_Contribution]) -> Delta:
     products = [p for p in parts if isinstance(p, _Product) and p.update.magnitude is None]
     rest = [p for p in parts if p not in products]
-    # PEFT saves an output layer that it adapts whole, too, though nothing but the update has changed
+    # PEFT also saves an adapted output layer completely, though only the update has changed
     if products and all(isinstance(p, _Replacement) and not p.rows(base, adapter).any() for p in rest):
         return LowRank(block.shape, tuple(p.term(adapter) for p in products))
     out = torch.zeros(block.matrix_shape)
@@ -186,7 +186,7 @@ def _product(adapter: PeftAdapter, update: LoraUpdate, place: Place) -> _Product
     shape_a, shape_b = adapter.tensors[update.a].shape, adapter.tensors[update.b].shape
     found = (shape_b[0], math.prod(shape_a[1:]))
     wanted = (place.part.stop - place.part.start, place.block.matrix_shape[1])
-    # a square matrix fits both ways: then the configuration and the naming decide
+    # a square matrix fits in both orientations: the configuration and the naming decide
     by_name = (adapter.settings.fan_in_fan_out or update.embedding) != place.part.transposed
     flipped = by_name if found == wanted == found[::-1] else found[::-1] == wanted
     convolution = len(shape_a) > 2
@@ -218,7 +218,7 @@ def _bias(adapter: PeftAdapter, update: LoraUpdate, place: Place) -> _Bias:
 
 
 def _replacement(adapter: PeftAdapter, name: str, rows: int, place: Place) -> _Replacement:
-    """``rows`` is what the tensor must have, over all the blocks that it fills."""
+    """Check a replacing tensor; ``rows`` is its required number of rows over all its blocks."""
     shape = adapter.tensors[name].shape
     turned = shape[::-1] if place.part.transposed else shape
     wanted = (rows, *place.block.shape[1:]) if place.block.shape else ()

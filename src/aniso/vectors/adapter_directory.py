@@ -1,4 +1,4 @@
-"""A directory of fine-tuned models and adapters that are no bank yet, seen as one."""
+"""A directory of fine-tuned models and adapters as a bank, without building one on disk."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_adapter_directory(
     skip_unfit: bool = False,
     progress: ProgressCallback | None = None,
 ) -> tuple[Bank, tuple[str, ...]]:
-    """Everything in a directory that fits the base, by name, and notes on what does not.
+    """Return a bank of the models and adapters in a directory, and notes on those that do not fit the base.
 
-    Names and shapes are compared now, values when they are read. What does not fit is an error, unless it is
-    to be left out.
+    Names and shapes are compared now, values when they are read. A model that does not fit raises an error,
+    unless ``skip_unfit`` leaves it out.
     """
     root = Path(directory).expanduser()
     if not root.is_dir():
@@ -39,19 +39,19 @@ def load_adapter_directory(
     unfit: list[str] = []
     for i, path in enumerate(found, 1):
         try:
-            name = _named(path, vectors)
+            name = _vector_name(path, vectors)
             vectors[name] = TaskVector.between(blocks, path, name=name, check=False)
         except AnisoError as e:
             unfit.append(f"{printable(path.name)}: {e.message}")
         if progress:
-            progress("looking at adapters", i, len(found))
+            progress("reading adapters", i, len(found))
     if unfit and not skip_unfit:
         raise InputError(
             "BANK-BASE",
             f"{len(unfit)} of {len(found)} in '{printable(root)}' do not fit the base",
             found=unfit[:_SHOWN],
             more=f"{len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else "",
-            fix="--skip-unfit leaves them out",
+            fix="leave them out with --skip-unfit",
         )
     if not vectors:
         raise InputError(
@@ -67,9 +67,9 @@ def _is_model(path: Path) -> bool:
     return path.is_dir() or path.suffix in _FILES
 
 
-def _named(path: Path, taken: dict[str, TaskVector]) -> str:
+def _vector_name(path: Path, taken: dict[str, TaskVector]) -> str:
     stem = path.name if path.is_dir() else path.stem
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:100] or "vector"
     if name in taken:
-        raise InputError("BANK-NAME", f"another one would be called '{name}', too", fix="rename one of them")
+        raise InputError("BANK-NAME", f"another entry has the same name '{name}'", fix="rename one of them")
     return name

@@ -1,4 +1,4 @@
-"""Blocks: the named pieces of a model that get a coefficient each, and how a file's tensors make them up."""
+"""Blocks: the parts of a model that have coefficients, and the tensors of a file that they consist of."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aniso.weights import TensorInfo, WeightSource
 
 
 class Kind(StrEnum):
-    """What a block is; the last four are not part of any task vector."""
+    """The kind of a block; the last four are not part of task vectors."""
 
     ATTENTION = "attention weight"
     MLP = "mlp weight"
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """A named piece of the model; ``parts`` say which tensors of one file it is made of."""
+    """A named part of a model; ``parts`` are the tensors of one file that it consists of."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,18 +73,18 @@ class Block:
         return math.prod(self.shape)
 
     def gathered(self, read: Callable[[str], Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """The block's values out of the tensors that its parts lie in; in their format, if none is said."""
+        """Read the block's values from the tensors of its parts; in their dtype by default."""
         if len(self.parts) == 1:
             return _piece(self.parts[0], read, dtype).contiguous()
         first = _piece(self.parts[0], read, dtype)
         out = torch.empty(self.shape, dtype=first.dtype, device=first.device)
-        for part in self.parts:  # one at a time: that is two of the block's sizes at most
+        for part in self.parts:  # one at a time: at most twice the block's size in memory
             out[part.start : part.stop] = first if part is self.parts[0] else _piece(part, read, dtype)
         return out
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """As a matrix: the first dimension by all others."""
+        """The shape as a matrix: the first dimension by all others."""
         rows = self.shape[0] if self.shape else 1
         return rows, self.numel // max(1, rows)
 
@@ -100,7 +100,7 @@ def _piece(part: Part, read: Callable[[str], Tensor], dtype: torch.dtype | None)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of some file belongs in a layout."""
+    """The block and part that a tensor of a file belongs to."""
 
     block: Block
     part: Part
@@ -108,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's blocks in order, and the tensors that are left outside of task vectors."""
+    """A model's blocks in order, and the tensors outside of task vectors."""
 
     scheme: str
     blocks: tuple[Block, ...]
@@ -116,9 +116,9 @@ class Layout:
 
     @classmethod
     def of(cls, source: WeightSource, *, scheme: str = "auto", split: bool = False) -> Layout:
-        """The layout of a source, from its names and shapes alone.
+        """Return the layout of a weight source, from its names and shapes alone.
 
-        ``split`` makes query, key and value blocks of their own, as Hugging Face names them.
+        ``split`` makes query, key and value separate blocks, as Hugging Face names them.
         """
         names = _names(source, scheme)
         builder = _Builder(source, names)
@@ -133,13 +133,13 @@ class Layout:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of the blocks' names and shapes: equal for every naming of the same model."""
+        """A hash of the blocks' names and shapes, equal for every naming of the same model."""
         lines = sorted(f"{b.name} {b.shape}" for b in self.blocks)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @cached_property
     def places(self) -> Mapping[str, tuple[Place, ...]]:
-        """Which blocks each tensor of the source fills."""
+        """The blocks that each tensor of the source belongs to."""
         out: dict[str, tuple[Place, ...]] = {}
         for block in self.blocks:
             for part in block.parts:
@@ -151,7 +151,7 @@ def _names(source: WeightSource, scheme: str) -> Names:
     if scheme not in ("auto", *SCHEMES):
         raise UsageError(
             "LAYOUT-SCHEME",
-            f"there is no naming '{scheme}'",
+            f"there is no naming scheme '{scheme}'",
             expected=", ".join(("auto", *SCHEMES)),
             fix="choose one of these, or leave --scheme out",
         )
@@ -172,10 +172,10 @@ def _names(source: WeightSource, scheme: str) -> Names:
 
 
 def tied_names(source: WeightSource) -> dict[str, str]:
-    """Every name of a tied tensor to the one its block has.
+    """Return, for every name of a tied tensor, the name of its block.
 
-    That is an embedding's, the shortest, if it is one: the name that is left where transformers writes a
-    model, so that files and the model itself agree. Otherwise it is the first by the alphabet.
+    This is the shortest name of an embedding, if it is one: the name under which transformers saves a model,
+    so that files and the model itself agree. Otherwise it is the first in alphabetical order.
     """
     groups: dict[str, list[str]] = {}
     for name, other in source.aliases.items():
@@ -189,7 +189,7 @@ def _first(names: list[str]) -> str:
 
 
 class _Builder:
-    """Collects blocks in order while it crosses off the tensors that are used."""
+    """Collects blocks in order and removes the tensors that are used."""
 
     def __init__(self, source: WeightSource, names: Names) -> None:
         self.source = source
@@ -227,8 +227,8 @@ class _Builder:
         return _divided(block) if split and len(rule.hugging_face) == 3 else [block]
 
     def add_rest(self) -> None:
-        """Tensors no rule speaks of: blocks of their own, or outside of task vectors."""
-        # by name, so that the order in the file plays no part
+        """Add tensors that no rule covers as separate blocks, or outside of task vectors."""
+        # by name, so that the order in the file does not matter
         for name, key in sorted(self.left.items(), key=lambda item: _natural(item[0])):
             info = self.source.tensors[key]
             kind = self._rest_kind(name, info)
@@ -246,7 +246,7 @@ class _Builder:
         return self._norm_or(name, info)
 
     def _norm_or(self, name: str, info: TensorInfo) -> Kind:
-        """A weight with one dimension scales a norm, whatever it is called; so its bias belongs to one."""
+        """Return the kind norm for weights with one dimension, and for their biases."""
         weight = f"{name.rpartition('.')[0]}.weight"
         key = self.names.keys.get(weight)
         scales = key is not None and len(self.source.tensors[key].shape) == 1
@@ -260,7 +260,7 @@ OUTSIDE = frozenset({Kind.BUFFER, Kind.STATISTIC, Kind.TEXT_TOWER, Kind.LOGIT_SC
 
 
 def _divided(block: Block) -> list[Block]:
-    """Query, key and value as three blocks."""
+    """Return query, key and value as three blocks."""
     rows = block.shape[0] // 3
     out = []
     for i, letter in enumerate("qkv"):
@@ -286,7 +286,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
 
 
 def _kind(name: str, shape: tuple[int, ...]) -> Kind:
-    """What a block is, from the names the field uses and its number of dimensions."""
+    """Return the kind of a block, from common names and its number of dimensions."""
     owner = name.rpartition(".")[0]
     if len(shape) <= 1 and _NORM.search(owner.rpartition(".")[2] or name):
         return Kind.NORM
@@ -303,7 +303,7 @@ def _kind(name: str, shape: tuple[int, ...]) -> Kind:
 
 
 def _depth(name: str) -> int | None:
-    """The first number in a name counts its layers."""
+    """Return the first number in a name, which is its layer."""
     number = re.search(r"(?:^|\.)([0-9]{1,6})(?:\.|$)", name)
     stage = re.search(r"(?:^|\.)layer([0-9]{1,6})\.", name)
     found = number or stage
@@ -311,7 +311,7 @@ def _depth(name: str) -> int | None:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which layer 10 follows layer 9."""
+    """Return a sort key that puts layer 10 after layer 9."""
     parts = re.split(r"([0-9]{1,9})", name)
     return [(0, int(t), "") if i % 2 else (1, 0, t) for i, t in enumerate(parts)]
 

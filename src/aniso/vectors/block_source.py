@@ -1,4 +1,4 @@
-"""A source of weights seen as blocks: read in float32, in one orientation, whatever the file calls them."""
+"""Weights as blocks, read in float32 and in one orientation, whatever the names in the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIVATIONS = ("quick_gelu", "gelu")
 
 
 class BlockSource:
-    """A model's weights as blocks. What was read once is remembered by norm and hash, not by value."""
+    """A model's weights as blocks. Norms and hashes of blocks that were read are cached, values are not."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class BlockSource:
         finite: bool = True,
         activation: str | None = None,
     ) -> None:
-        """``finite`` refuses NaN and infinity; ``activation`` says what the files do not."""
+        """``finite`` raises for NaN and infinity; ``activation`` is needed if the files do not name it."""
         require_model(source)
         self.source = source
         self.label = source.label
@@ -49,12 +49,12 @@ class BlockSource:
         return ref if isinstance(ref, BlockSource) else cls(open_weights(ref), scheme=scheme)
 
     def like(self, source: WeightSource) -> BlockSource:
-        """Another model's weights, divided into blocks in the same way."""
+        """Return another model's weights in blocks of the same scheme."""
         scheme = PLAIN if self.layout.scheme == PLAIN else "auto"
         return BlockSource(source, scheme=scheme, split=self._split)
 
     def read(self, block: Block) -> Tensor:
-        """A fresh float32 tensor of the block's shape."""
+        """Read a block into a new float32 tensor."""
         out = block.gathered(self.source.read, torch.float32)
         norm = float(torch.linalg.vector_norm(out, dtype=torch.float32))
         if norm != norm or norm == float("inf"):
@@ -63,11 +63,11 @@ class BlockSource:
         return out
 
     def read_as_base(self, block: Block) -> Tensor:
-        """Read for comparing; not to be changed, since the block read last is kept for the next vector.
+        """Read a block for comparison; the tensor is cached for the next vector and must not be changed.
 
-        The content's hash is remembered for the fingerprint.
+        Its hash is cached for the fingerprint.
         """
-        name, values = self._last  # taken once: another thread may put its own block there
+        name, values = self._last  # read once: another thread may replace it
         if name != block.name:
             del values
             self._last = ("", torch.empty(0))  # free the old one before the new one is read
@@ -78,21 +78,21 @@ class BlockSource:
         return values
 
     def read_outside(self, block: Block) -> Tensor:
-        """A tensor that is no part of task vectors, in its own dtype."""
+        """Read a tensor that is not part of task vectors, in its own dtype."""
         raw = [self.source.read(p.key).T if p.transposed else self.source.read(p.key) for p in block.parts]
         return raw[0] if len(raw) == 1 else torch.cat(raw)
 
     def identity(self) -> BaseInfo:
-        """Who this model is; reads what has not been read yet."""
+        """Return the hash, activation and block norms of the model; reads blocks not read yet."""
         for block in self.layout.blocks:
             if block.name not in self._hashes:
                 self.read_as_base(block)
-        for block in self._whole.blocks:  # who a model is does not depend on how it is divided
+        for block in self._whole.blocks:  # the identity does not depend on how the model is split
             if block.name not in self._hashes:
                 self._hashes[block.name] = tensor_hash(self.read(block))
         hashes = {block.name: self._hashes[block.name] for block in self._whole.blocks}
         for block in self.layout.outside:
-            if block.kind is Kind.STATISTIC:  # these decide what the model computes, too
+            if block.kind is Kind.STATISTIC:  # these change the model's outputs, too
                 hashes[block.name] = tensor_hash(self.read_outside(block))
         return BaseInfo(
             short_label(self.source),
@@ -105,7 +105,7 @@ class BlockSource:
         return self.source.tensors[block.parts[0].key].dtype
 
     def _check_finite(self, block: Block, values: Tensor) -> float:
-        """The norm of values whose squares overflow, or an error naming what is not a number."""
+        """Return the norm of values whose squares overflow float32; raises for NaN and infinity."""
         bad = (~torch.isfinite(values.reshape(-1))).nonzero().reshape(-1)
         if bad.numel() and self._finite:
             raise InputError(
@@ -119,7 +119,7 @@ class BlockSource:
 
 
 def require_model(source: WeightSource) -> None:
-    """Refuse what holds weights but is no model."""
+    """Raise if a source is an adapter or a task vector, not a model."""
     if isinstance(source, PeftAdapter):
         raise InputError(
             "LORA-KIND",
@@ -134,36 +134,36 @@ def require_model(source: WeightSource) -> None:
         )
 
 
-def agreed_activation(source: WeightSource, said: str | None) -> str | None:
-    """The activation that the files name, or that the user does; the two must not contradict each other."""
+def agreed_activation(source: WeightSource, requested: str | None) -> str | None:
+    """Return the activation named by the files or requested by the user; raises if they differ."""
     named = source.info.config.activation
-    if said not in (None, *ACTIVATIONS):
+    if requested not in (None, *ACTIVATIONS):
         raise UsageError(
             "CKPT-ACTIVATION",
-            f"there is no activation '{printable(said)}'",
+            f"there is no activation '{printable(requested)}'",
             expected=" or ".join(ACTIVATIONS),
             fix="choose one of the two",
         )
-    if said and named and said != named:
+    if requested and named and requested != named:
         raise InputError(
             "CKPT-ACTIVATION",
-            f"'{source.label}' has another activation than asked for",
-            expected=said,
+            f"'{source.label}' has a different activation",
+            expected=requested,
             found=named,
             fix="leave --activation out, or use the right files",
         )
-    return said or named
+    return requested or named
 
 
 def short_label(source: WeightSource) -> str:
-    """A name for records: the hub id, or the last part of the path; never a home directory."""
+    """Return a short name for records: the hub id, or the last part of the path."""
     if source.info.revision is not None or not source.files:
         return source.label
     return Path(source.label).name
 
 
 def outside_pairs(base: BlockSource, tuned: BlockSource) -> Iterator[tuple[Block, Block]]:
-    """Tensors outside of task vectors that both models have."""
+    """Yield the tensors outside of task vectors that both models have."""
     known = {block.name: block for block in base.layout.outside}
     for block in tuned.layout.outside:
         if block.name in known:

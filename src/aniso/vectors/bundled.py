@@ -1,4 +1,4 @@
-"""Banks that come with the package, by name."""
+"""Bundled banks, by name. One of them, too large for the wheel, is found in a checkout of the repository."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ from pathlib import Path
 
 from aniso.errors import UsageError, printable
 
-_PLACES = {"mini": "standard", "mini-linearised": "linearised", "mini-lora4": "lora4"}
+_PACKAGE = Path(str(resources.files("aniso")))
+_BANKS = {
+    "mini": _PACKAGE / "models/mini/banks/standard",
+    "mini-lora4": _PACKAGE / "models/mini/banks/lora4",
+    # 15 MB, and used by one experiment of the repository alone
+    "mini-linearised": _PACKAGE.parents[1] / "experiments/mini/banks/linearised",
+}
 _PREFIX = "mini"
 
 
 def list_banks() -> tuple[str, ...]:
-    """Names of the banks that come with the package; ``Bank.load`` takes them like directories."""
-    return tuple(name for name in _PLACES if _place(name).is_dir())
+    """Return the names of bundled banks, which ``Bank.load`` takes like directories."""
+    return tuple(name for name, path in _BANKS.items() if path.is_dir())
 
 
 def bundled_bank(name: str) -> Path:
-    """The directory of a bank that comes with the package."""
+    """Return the directory of a bundled bank."""
+    if name in _BANKS and name not in list_banks():
+        raise UsageError(
+            "BANK-NAME",
+            f"the bank '{name}' is in the repository of aniso, not in the installed package",
+            expected=", ".join(list_banks()),
+            fix="clone the repository and run 'pip install -e .', or build it as docs/mini.md shows",
+        )
     if name not in list_banks():
         raise UsageError(
             "BANK-NAME",
-            f"no bank '{printable(name)}' comes with aniso",
+            f"there is no bundled bank '{printable(name)}'",
             expected=", ".join(list_banks()),
             fix="name a directory",
         )
-    return _place(name)
+    return _BANKS[name]
 
 
 def is_bundled(path: str | Path) -> bool:
     """True if ``path`` is no existing directory and has the form of a bundled bank's name."""
     return str(path).split("-")[0] == _PREFIX and not Path(path).exists()
-
-
-def _place(name: str) -> Path:
-    return Path(str(resources.files("aniso"))) / "models" / "mini" / "banks" / _PLACES[name]

@@ -1,4 +1,4 @@
-"""What fine-tuning changed in one block: dense, low-rank or packed, behind one face."""
+"""Deltas: what fine-tuning changed in one block, stored dense, low-rank or packed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _CHUNK = 1 << 18  # elements; small enough to stay in cache, large enough to be 
 
 
 class Delta(ABC):
-    """A difference to the base in one block. Immutable; computed with in 32-bit floats."""
+    """A difference to the base in one block. Immutable; arithmetic is in float32."""
 
     shape: tuple[int, ...]
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """A fresh float32 tensor of the block's shape."""
+        """Return a new float32 tensor of the block's shape."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes it takes as it is."""
+        """The memory it takes in its stored form."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Delta:
-        """``factor`` times this."""
+        """Return ``factor`` times this delta."""
 
     def plus(self, other: Delta) -> Delta:
         return Dense(self.dense().add_(other.dense()))
@@ -43,7 +43,7 @@ class Delta(ABC):
         return self.along(other.dense())
 
     def along(self, direction: Tensor) -> float:
-        """The inner product with a tensor of the block's shape: a gradient, say."""
+        """Return the inner product with a tensor of the block's shape, such as a gradient."""
         a, b = self.dense().reshape(-1), direction.reshape(-1)
         # chunks in double: a single float32 sum over millions of terms loses digits
         pieces = (slice(start, start + _CHUNK) for start in range(0, a.numel(), _CHUNK))
@@ -51,14 +51,14 @@ class Delta(ABC):
 
     def norm(self) -> float:
         square = self.dot(self)
-        return 0.0 if square <= 0 else math.sqrt(square)  # not max(): that would make 0 of NaN
+        return 0.0 if square <= 0 else math.sqrt(square)  # not max(), which would turn NaN into 0
 
     def vanishes(self, norm: float) -> bool:
-        """Whether a delta of this norm, its own, changes nothing at all."""
+        """True if the delta, whose norm is given, changes nothing."""
         return norm == 0
 
     def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
-        """``base + coefficient * self`` as a fresh float32 tensor; 0 gives the base bit for bit."""
+        """Return ``base + coefficient * self`` as a new float32 tensor; 0 gives the base bit for bit."""
         out = base.to(torch.float32, copy=True)
         if coefficient != 0:  # adding 0 * delta would turn -0.0 into 0.0
             out.add_(self.dense(), alpha=coefficient)
@@ -76,7 +76,7 @@ class Exact:
 @final
 @dataclass(frozen=True, eq=False)
 class Dense(Delta):
-    """One number per element, in any float format."""
+    """A delta with one number per element, in any float dtype."""
 
     values: Tensor
     exact: Exact | None = None
@@ -113,12 +113,12 @@ class Dense(Delta):
 
 
 def difference(base: Tensor, tuned: Tensor) -> Dense:
-    """``tuned - base`` in float32, such that adding it back gives ``tuned`` bit for bit.
+    """Return ``tuned - base`` in float32, such that adding it back gives ``tuned`` bit for bit.
 
     ``tuned`` is overwritten with the result: two tensors are in memory, not three.
     """
     flat_base, flat = base.reshape(-1), tuned.reshape(-1)
-    # two small buffers that stay in cache; fresh ones would cost more than the arithmetic
+    # two small buffers that stay in cache; new ones would cost more than the arithmetic
     buffers = torch.empty(2, min(_CHUNK, flat.numel()))
     indices, values = [], []
     for start in range(0, flat.numel(), _CHUNK):
@@ -158,7 +158,7 @@ class Term:
 @final
 @dataclass(frozen=True, eq=False)
 class LowRank(Delta):
-    """A sum of low-rank terms, kept factored. Terms may fill different rows (query, key and value)."""
+    """A sum of low-rank terms, stored as factors. Terms may cover different rows (query, key and value)."""
 
     shape: tuple[int, ...]
     terms: tuple[Term, ...]
@@ -175,7 +175,7 @@ class LowRank(Delta):
         rows = self.shape[0]
         out = torch.zeros(rows, math.prod(self.shape[1:]))
         for term in self.terms:
-            # PEFT multiplies first and scales then; keep its order to keep its rounding
+            # the same order as PEFT, multiply then scale, for the same rounding
             out[term.start : term.stop] += (term.b.float() @ term.a.float()) * term.scale
         return out.reshape(self.shape)
 
@@ -193,13 +193,13 @@ class LowRank(Delta):
         return self.along(other.dense().double())
 
     def along(self, direction: Tensor) -> float:
-        """Without forming any product of factors."""
+        """Return the inner product without forming the product of factors."""
         matrix = direction.reshape(self.shape[0], -1)
         return sum(_dot_matrix(term, matrix) for term in self.terms)
 
 
 def _dot_terms(x: Term, y: Term) -> float:
-    """<Bx Ax, By Ay> over the rows both fill, without forming either product."""
+    """Return <Bx Ax, By Ay> over the rows that both cover, without forming either product."""
     start, stop = max(x.start, y.start), min(x.stop, y.stop)
     if start >= stop:
         return 0.0
@@ -209,7 +209,7 @@ def _dot_terms(x: Term, y: Term) -> float:
 
 
 def _dot_matrix(term: Term, matrix: Tensor) -> float:
-    """As exactly as the matrix is given, in 32 bits at least; sums are taken in 64."""
+    """Return the inner product in the matrix's precision, at least float32; sums are in float64."""
     kind = torch.promote_types(matrix.dtype, torch.float32)
     rows = matrix[term.start : term.stop].to(kind)
     return float(((term.b.to(kind).T @ rows).double() * term.a.double()).sum()) * term.scale
@@ -218,7 +218,7 @@ def _dot_matrix(term: Term, matrix: Tensor) -> float:
 @final
 @dataclass(frozen=True, eq=False)
 class Packed(Delta):
-    """Few bits per element with a scale per group, maybe on top of a mean that several vectors share."""
+    """A delta with few bits per element and a scale per group, maybe plus a mean that vectors share."""
 
     shape: tuple[int, ...]
     packing: Packing
@@ -229,7 +229,7 @@ class Packed(Delta):
 
     @property
     def nbytes(self) -> int:
-        # the mean is shared, so it is nobody's own
+        # without the mean, which vectors share
         return self.codes.numel() * self.codes.element_size() + 2 * self.scales.numel()
 
     def dense(self) -> Tensor:

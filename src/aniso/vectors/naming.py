@@ -1,4 +1,4 @@
-"""The two names of every CLIP tensor: open_clip's, which we call blocks by, and Hugging Face's.
+"""The two names of every CLIP tensor: open_clip's, which blocks have, and Hugging Face's.
 
 A rule pairs one open_clip tensor with the Hugging Face tensors that make it up. ``{i}`` is a layer's number.
 open_clip fuses query, key and value; the two libraries store projections transposed to each other.
@@ -66,7 +66,7 @@ TEXT: tuple[Rule, ...] = (
 
 
 def expanded(rules: Iterable[Rule], layers: int) -> list[Rule]:
-    """The rules with layer numbers filled in, layer by layer."""
+    """Return the rules with layer numbers filled in, layer by layer."""
     rules = list(rules)
     repeated = [r for r in rules if "{i}" in r.open_clip]
     first = rules.index(repeated[0])
@@ -84,7 +84,7 @@ def expanded(rules: Iterable[Rule], layers: int) -> list[Rule]:
 
 @dataclass(frozen=True)
 class Names:
-    """A file's keys under the standard names of the family they belong to."""
+    """A file's keys by the standard names of their family."""
 
     scheme: str
     keys: Mapping[str, str]
@@ -97,14 +97,14 @@ OPEN_CLIP_OTHER = "openclip-visual"
 PLAIN = "plain"
 SCHEMES = (HUGGING_FACE, OPEN_CLIP, OPEN_CLIP_OTHER, PLAIN)
 
-# The one tensor that tells a family, and gives away the prefix before it.
+# One tensor identifies each family, and shows the prefix before its names.
 _HF_MARK = re.compile(r"^(?P<prefix>(?:.*\.)?)embeddings\.class_embedding$")
 _OPEN_CLIP_MARK = re.compile(r"^(?P<prefix>(?:.*\.)?)class_embedding$")
 _VISUAL_MARK = re.compile(r"^(?P<prefix>(?:(?!visual\.).)*?)visual\.")
 
 
 def recognise(keys: Iterable[str]) -> Names:
-    """Which family's names these are, whatever stands before them."""
+    """Return the naming scheme of these keys, whatever their prefix."""
     known = set(keys)
     return _hugging_face(known) or _open_clip_vit(known) or _open_clip_other(known) or Names(
         PLAIN, {key: key for key in sorted(known)}
@@ -132,7 +132,7 @@ def _open_clip_vit(keys: set[str]) -> Names | None:
 
 
 def _open_clip_other(keys: set[str]) -> Names | None:
-    """ResNets and timm towers of open_clip: whatever lies under ``visual.`` beside a text tower."""
+    """Recognise ResNets and timm towers of open_clip: names under ``visual.`` beside a text tower."""
     prefixes = {m["prefix"] for key in keys if (m := _VISUAL_MARK.match(key))}
     if len(prefixes) != 1:
         return None
@@ -143,7 +143,7 @@ def _open_clip_other(keys: set[str]) -> Names | None:
 
 
 def _standard(keys: set[str], outer: str, add: str, never: str = "") -> dict[str, str]:
-    """Standard names: ``outer`` taken off, ``add`` put on; no two keys may come to have one name."""
+    """Return standard names: ``outer`` removed, ``add`` added; raises if two keys get the same name."""
     standard: dict[str, str] = {}
     for key in sorted(keys):
         local = key.removeprefix(outer)
@@ -151,7 +151,7 @@ def _standard(keys: set[str], outer: str, add: str, never: str = "") -> dict[str
         if name in standard:
             raise InputError(
                 "CKPT-AMBIGUOUS",
-                "two tensors have one name once the prefix is taken off",
+                "two tensors have the same name without their prefix",
                 found=[printable(standard[name]), printable(key)],
                 fix=f"leave one out with --skip-key '{printable(key)}'",
             )
@@ -165,7 +165,7 @@ def _prefix(keys: set[str], mark: re.Pattern[str]) -> str | None:
 
 
 def layers_of(rules: Iterable[Rule], names: Iterable[str]) -> int:
-    """How many layers a model with these standard names, of either library, has in one tower."""
+    """Return the number of layers of one tower, from the standard names of either library."""
     mark = next(rule for rule in rules if "{i}" in rule.open_clip)
     templates = (mark.open_clip, mark.hugging_face[0])
     pattern = re.compile("|".join(re.escape(t).replace(r"\{i\}", r"([0-9]{1,6})") for t in templates))

@@ -1,4 +1,4 @@
-"""Few-bit storage: groups of numbers share a scale, codes count steps of it.
+"""Quantised storage: groups of numbers share a scale, codes count steps of it.
 
 Codes of 8 and 4 bits count whole steps on both sides of zero, as many as reach a group's largest number.
 Codes of 2 bits have four levels at half steps, which is the better choice when there are so few.
@@ -21,7 +21,7 @@ _TWO_BIT_STEP = 0.9957
 
 
 class Storage(StrEnum):
-    """How dense vectors are kept on disk and in memory; low-rank vectors always stay factored."""
+    """The storage of dense vectors on disk and in memory; low-rank vectors always stay factored."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -33,6 +33,7 @@ class Storage(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> Storage:
+        """Return the storage of a name; raises an error that lists the names."""
         if name not in list(cls):
             raise UsageError(
                 "USAGE",
@@ -49,12 +50,12 @@ class Storage(StrEnum):
 
     @property
     def has_mean(self) -> bool:
-        """Whether the vectors' mean is stored once and only differences to it are packed."""
+        """True if the vectors' mean is stored once and differences to it are packed."""
         return self.value.startswith("residual")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is not packed."""
+        """The dtype of what is not packed."""
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.value, torch.float32)
 
     def bytes_per_element(self, vectors: int) -> float:
@@ -66,7 +67,7 @@ class Storage(StrEnum):
 
 @dataclass(frozen=True)
 class Packing:
-    """How many bits a code has."""
+    """The number of bits of a code."""
 
     bits: int
 
@@ -76,7 +77,7 @@ class Packing:
 
     @property
     def middle(self) -> float:
-        """What is taken from a code before it is scaled."""
+        """The offset that is subtracted from a code before it is scaled."""
         return 1.5 if self.bits == 2 else _top(self) + 1
 
     def code_bytes(self, numel: int) -> int:
@@ -87,7 +88,7 @@ class Packing:
 
 
 def pack(values: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-    """Codes as bytes and one bfloat16 scale per group; the last group is filled up with zeros."""
+    """Return codes as bytes and one bfloat16 scale per group; the last group is padded with zeros."""
     flat = values.reshape(-1).to(torch.float32)
     short = -flat.numel() % GROUP
     if short:
@@ -111,7 +112,7 @@ def pack(values: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
 
 
 def unpack(codes: Tensor, scales: Tensor, packing: Packing, numel: int) -> Tensor:
-    """The numbers that codes and scales stand for, as float32."""
+    """Return the numbers of codes and scales as float32."""
     numbers = _split(codes, packing).to(torch.float32)
     numbers -= packing.middle
     groups = numbers.reshape(-1, GROUP).mul_(scales.to(torch.float32).reshape(-1, 1))
@@ -123,7 +124,7 @@ def _top(packing: Packing) -> int:
 
 
 def _join(codes: Tensor, packing: Packing) -> Tensor:
-    """Several codes to a byte, the first in the lowest bits."""
+    """Join several codes to a byte, the first in the lowest bits."""
     if packing.per_byte == 1:
         return codes
     columns = codes.reshape(-1, packing.per_byte)

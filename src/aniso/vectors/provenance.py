@@ -1,4 +1,4 @@
-"""Records of where things came from: the base a vector is over, and the file it was made from."""
+"""Provenance of vectors: their base, and the file they were made from."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class BaseInfo:
-    """What identifies a base: a fingerprint that does not depend on naming or storage."""
+    """The identity of a base, which does not depend on naming or storage."""
 
     label: str
     content: str
-    """Hash of the blocks' names and values, and of running statistics."""
+    """A hash of the blocks' names and values, and of running statistics."""
     activation: str | None = None
     norms: Mapping[str, float] = field(default_factory=dict)
-    """Euclidean norm of each block, to judge a difference by."""
+    """The Euclidean norm of each block, for plausibility checks."""
 
     @property
     def fingerprint(self) -> str:
-        """Content and activation in one."""
+        """A hash of content and activation."""
         text = f"{self.content}\0{self.activation or 'unknown'}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def is_same_as(self, other: BaseInfo) -> bool:
-        """Equal content, and activations that do not contradict each other; some files do not say theirs."""
+        """True if the content is equal and activations do not differ; None, unknown, equals any."""
         known = {self.activation, other.activation} - {None}
         return self.content == other.content and len(known) <= 1
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a vector came from; no paths, no host names."""
+    """The source of a vector, without paths and host names."""
 
     source: str
     format: str

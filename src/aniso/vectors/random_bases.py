@@ -1,6 +1,6 @@
-"""Vectors that nobody trained: normal numbers with each block's mean and deviation, made when they are read.
+"""Random vectors: normal numbers with each block's mean and deviation, generated when they are read.
 
-What a composition gains over these is what task vectors know.
+A baseline: the gain of task vectors over these is due to what they learned.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MOST = 100_000
 
 
 def random_bases(base: Ref | BlockSource, count: int, seed: int = 0) -> Bank:
-    """A bank of ``count`` vectors. Fewer of them are the first of more; nothing is stored anywhere."""
+    """Return a bank of ``count`` random vectors; nothing is stored. The first vectors do not depend on it."""
     if not 1 <= count <= _MOST:
         raise UsageError(
             "BANK-NAME",
-            f"there is no bank of {count} random vectors",
+            f"invalid number of random vectors: {count}",
             expected=f"1 to {_MOST:,}",
             fix="random:15",
         )
@@ -39,11 +39,11 @@ def random_bases(base: Ref | BlockSource, count: int, seed: int = 0) -> Bank:
     for number in range(count):
         name = f"random-{number}"
         words = f"random basis\0{info.content}\0{seed}\0{number}"
-        cells = {b.name: partial(_drawn, b, *moments[b.name], words) for b in blocks.layout.blocks}
-        origin = Provenance(
+        cells = {b.name: partial(_sample, b, *moments[b.name], words) for b in blocks.layout.blocks}
+        provenance = Provenance(
             name, "random", hashlib.sha256(words.encode()).hexdigest(), formula=f"normal, seed {seed}"
         )
-        vectors[name] = TaskVector(name, blocks.layout, lambda: info, cells, origin)
+        vectors[name] = TaskVector(name, blocks.layout, lambda: info, cells, provenance)
     return Bank(vectors)
 
 
@@ -52,7 +52,7 @@ def _moments(base: BlockSource, block: Block) -> tuple[float, float]:
     return float(values.mean()), float(values.std(correction=0))
 
 
-def _drawn(block: Block, mean: float, deviation: float, words: str) -> Delta:
+def _sample(block: Block, mean: float, deviation: float, words: str) -> Delta:
     seed = hashlib.blake2b(f"{words}\0{block.name}".encode(), digest_size=8).digest()
     # numpy's generator is the same on every machine and in every version; torch promises neither
     drawn = numpy.random.Generator(numpy.random.Philox(int.from_bytes(seed, "big")))

@@ -1,4 +1,4 @@
-"""What a file holds, for people to look at."""
+"""A summary of a weight file for ``aniso inspect``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from aniso.weights.fingerprint import tensor_hash
 
 
 @dataclass(frozen=True)
-class SurveyedTensor:
+class TensorSummary:
+    """A tensor's name, dtype, shape and hash."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -24,8 +26,8 @@ class SurveyedTensor:
 
 
 @dataclass(frozen=True)
-class Survey:
-    """A source at a glance."""
+class SourceSummary:
+    """The format, layout, tensors and hashes of a weight source."""
 
     label: str
     format: str
@@ -34,7 +36,7 @@ class Survey:
     calls: tuple[str, ...]
     classes: tuple[str, ...]
     layout: Layout
-    tensors: tuple[SurveyedTensor, ...]
+    tensors: tuple[TensorSummary, ...]
     activation: str | None = None
     revision: str | None = None
     sha256: str = ""
@@ -45,6 +47,7 @@ class Survey:
         return len(self.layout.outside)
 
     def to_json(self) -> JsonObject:
+        """Return the summary as JSON data."""
         return {
             "label": self.label,
             "format": self.format,
@@ -82,14 +85,14 @@ class Survey:
         }
 
 
-def survey_source(
+def summarise_source(
     source: WeightSource,
     *,
     hashes: bool = False,
     allow_nonfinite: bool = False,
     progress: Progress | None = None,
-) -> Survey:
-    """Look at a source; with ``hashes``, read all of it, and refuse what is not finite unless allowed."""
+) -> SourceSummary:
+    """Summarise a source; with ``hashes``, read all of it and raise for NaN or infinity unless allowed."""
     adapter = isinstance(source, PeftAdapter)
     layout = Layout.of(source, scheme="plain" if adapter else "auto")
     sha256, fingerprint = "", ""
@@ -112,7 +115,7 @@ def survey_source(
         if not adapter:
             fingerprint = BlockSource(source, finite=False).identity().fingerprint
     report = source.info.pickle
-    return Survey(
+    return SourceSummary(
         source.label,
         source.info.format,
         source.nbytes,
@@ -121,7 +124,7 @@ def survey_source(
         report.classes if report else (),
         layout,
         tuple(
-            SurveyedTensor(name, info.dtype, info.shape, values.get(name, ""))
+            TensorSummary(name, info.dtype, info.shape, values.get(name, ""))
             for name, info in source.tensors.items()
         ),
         source.info.config.activation,

@@ -1,9 +1,9 @@
-"""Outputs that are old or new, never half.
+"""Atomic writes: an output is the old one or the new one, never a part of it.
 
 One file: temporary beside it, written, fsynced, read back and compared, renamed, directory fsynced.
 Several files: a ``.partial`` directory that is renamed once its last file is in place.
-Missing parent directories are made. What a process left that was killed on the way is removed by the next
-one that writes to the same place.
+Missing parent directories are created. Temporary files of a killed process are removed by the next process
+that writes to the same place.
 Every call that changes the disk goes through ``disk``, so that tests can fail any one of them.
 """
 
@@ -34,14 +34,14 @@ from aniso.weights.temporary import (
     temporary_name,
 )
 
-_ATTEMPTS = 8  # a cleaner that finds a file before its writer has locked it is rare
+_ATTEMPTS = 8  # it is rare that a cleaner finds a file before its writer has locked it
 
 
 disk = Disk()
 
 
 class HashedStream:
-    """Sequential writes at one or more places of a new file, each place remembered by checksum."""
+    """Sequential writes at one or more offsets of a new file, with a checksum of each region."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -81,7 +81,7 @@ class HashedStream:
 
 
 class AtomicFile:
-    """Handed out by ``atomic_file``; ``sha256`` is known once the file is in place."""
+    """The file that ``atomic_file`` yields; ``sha256`` is set once the file is in place."""
 
     def __init__(self, stream: HashedStream) -> None:
         self.stream = stream
@@ -107,7 +107,7 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
                 os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
             disk.fsync(fd)
             out.sha256 = out.stream.verified_sha256(temporary)
-            if path.exists() and not overwrite:  # it appeared meanwhile
+            if path.exists() and not overwrite:  # created by another process meanwhile
                 raise _exists(path)
             disk.replace(temporary, path)
             sync_directory(path.parent)
@@ -122,10 +122,10 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
 def atomic_directory(
     path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None
 ) -> Iterator[Path]:
-    """Fill the directory that is handed out; it becomes ``path`` when the block ends well.
+    """Yield a temporary directory, which becomes ``path`` if the block succeeds.
 
-    ``ours`` matches the names of files that such a directory holds: one with any other file in it is never
-    replaced, asked for or not.
+    ``ours`` matches the names of files that such a directory holds: a directory with any other file in it is
+    never replaced, even with ``overwrite``.
     """
     path = Path(path).absolute()  # so that "." has a name
     _put_back(path)
@@ -137,7 +137,7 @@ def atomic_directory(
             yield partial
             sync_directory(partial)
             if path.is_dir():
-                _require_free(path, overwrite, ours)  # it may have been filled meanwhile
+                _require_free(path, overwrite, ours)  # another process may have filled it meanwhile
                 partial.chmod(stat.S_IMODE(path.stat().st_mode))
                 disk.exchange(partial, path)
                 sync_directory(path.parent)
@@ -154,7 +154,7 @@ def atomic_directory(
 
 
 def _new_file(path: Path) -> tuple[Path, int]:
-    """A temporary file beside ``path`` that is locked for as long as it is open."""
+    """Create a temporary file beside ``path``, locked for as long as it is open."""
     for attempt in range(_ATTEMPTS):
         temporary = temporary_name(path, hidden=True)
         fd = disk.create(temporary)
@@ -165,7 +165,7 @@ def _new_file(path: Path) -> tuple[Path, int]:
 
 
 def _new_directory(path: Path) -> tuple[Path, int]:
-    """A temporary directory beside ``path`` that is locked for as long as the descriptor is open."""
+    """Create a temporary directory beside ``path``, locked for as long as the descriptor is open."""
     for attempt in range(_ATTEMPTS):
         partial = temporary_name(path, hidden=False)
         disk.mkdir(partial)
@@ -178,8 +178,8 @@ def _new_directory(path: Path) -> tuple[Path, int]:
 
 
 def sweep(directory: Path, names: re.Pattern[str] = TEMPORARY) -> None:
-    """Remove temporary outputs with such names whose writers are dead; those of the living stay."""
-    with contextlib.suppress(OSError):  # what cannot be removed hinders nobody
+    """Remove temporary outputs with such names whose writers have died."""
+    with contextlib.suppress(OSError):  # failing to remove one does no harm
         for name in [entry.name for entry in os.scandir(directory) if names.fullmatch(entry.name)]:
             with abandoned(directory / name) as dead, contextlib.suppress(OSError):
                 if dead:
@@ -200,10 +200,10 @@ def _put_back(path: Path) -> None:
 
 @contextlib.contextmanager
 def _parents_of(path: Path) -> Iterator[None]:
-    """Make the missing directories above ``path``; if the block fails, those that stay empty go again."""
+    """Create the missing directories above ``path``; if the block fails, empty ones are removed again."""
     made: list[Path] = []
     try:
-        made += _made(path.parent)
+        made += _create(path.parent)
         yield
         for directory in made:
             sync_directory(directory.parent)
@@ -212,8 +212,8 @@ def _parents_of(path: Path) -> Iterator[None]:
         raise
 
 
-def _made(directory: Path) -> list[Path]:
-    """Make a directory and those above it; returns the new ones, outermost first."""
+def _create(directory: Path) -> list[Path]:
+    """Create a directory and its parents; returns the new ones, outermost first."""
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -222,7 +222,7 @@ def _made(directory: Path) -> list[Path]:
     for one in reversed(missing):
         try:
             disk.mkdir(one)
-        except FileExistsError:  # another process made it meanwhile
+        except FileExistsError:  # created by another process meanwhile
             continue
         except OSError:
             remove_empty(made)
@@ -239,7 +239,7 @@ def remove_empty(directories: Sequence[Path]) -> None:
 
 
 def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None) -> None:
-    """What ``atomic_directory`` refuses, before there is anything to put there."""
+    """Raise the error that ``atomic_directory`` would raise for this path."""
     path = Path(path).absolute()
     with _os_errors(path):
         if path.exists() and not path.is_dir():
@@ -248,7 +248,7 @@ def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] |
 
 
 def _require_free(path: Path, overwrite: bool, ours: re.Pattern[str] | None) -> None:
-    """Nothing is there, or only what may be replaced."""
+    """Raise unless the path is free, or holds only what may be replaced."""
     present = sorted(p.name for p in path.iterdir() if not _is_abandoned(p)) if path.is_dir() else []
     foreign = [name for name in present if ours is not None and not ours.fullmatch(name)]
     if foreign:
@@ -270,9 +270,9 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def make_directory(path: Path) -> list[Path]:
-    """Make a directory to write into, if it is not there; returns those that are new, outermost first."""
+    """Create a directory if it does not exist; returns the new ones, outermost first."""
     with _os_errors(path):
-        made = _made(path)
+        made = _create(path)
         path.mkdir(exist_ok=True)  # a file in its place is an error
     return made
 
@@ -293,7 +293,7 @@ def sync_directory(path: Path) -> None:
 
 
 def require_space(path: Path, nbytes: int) -> None:
-    """Refuse to start what cannot be finished: ``path``'s disk must have ``nbytes`` free."""
+    """Raise unless the disk of ``path`` has ``nbytes`` free and is writable."""
     parent = path.absolute()
     with _os_errors(path):
         while not parent.exists():
@@ -315,7 +315,7 @@ def require_space(path: Path, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Only one process changes the directory at a time; the lock dies with its process."""
+    """Lock a directory against changes by other processes; the lock ends with its process."""
     with _os_errors(directory):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -336,7 +336,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _holder(fd: int) -> str:
-    """Who has the lock, where the system says so."""
+    """Return the process that holds the lock, where the system tells."""
     inode = f":{os.fstat(fd).st_ino}"
     try:
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Where caches lie, and hashes of files that are remembered for as long as the files do not change."""
+"""The cache directory, and a cache of file hashes that are valid until a file changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import final
 
 _VERSION = 1
 _SETTLED = 2_000_000_000
-"""Nanoseconds from a file's last change until its hash is kept. Some file systems note times to two seconds:
-a file that was hashed sooner may change under the very same time, so it is hashed again next time."""
+"""Nanoseconds from a file's last change until its hash is cached. Some file systems store times to two
+seconds: a file that was hashed sooner may change without a new time, so it is hashed again next time."""
 
 
 def cache_directory(name: str) -> Path | None:
-    """A directory below ``$ANISO_CACHE``, or below ``aniso`` in the user's cache directory, or None."""
+    """Return a directory below ``$ANISO_CACHE``, or ``aniso`` in the user's cache directory, or None."""
     chosen = os.environ.get("ANISO_CACHE")
     home = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aniso"
     try:
@@ -29,9 +29,9 @@ def cache_directory(name: str) -> Path | None:
 
 @final
 class HashCache:
-    """sha256 of file contents, computed once per state of a file and kept in a small database.
+    """The sha256 of file contents, computed once per state of a file and stored in a small database.
 
-    A cache that cannot be read or written is a slow cache, not an error: contents are hashed again.
+    A cache that cannot be read or written is no error: contents are hashed again.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -41,13 +41,13 @@ class HashCache:
         self._new: dict[tuple[bytes, str], tuple[str, bytes]] = {}
 
     def digest(self, path: Path, part: str, read: Callable[[], bytes]) -> bytes:
-        """The sha256 of ``read()``, the bytes of a part of a file; an unchanged file is not read again."""
+        """Return the sha256 of ``read()``, a part of a file; an unchanged file is not read again."""
         key = (os.fsencode(os.path.abspath(path)), part)  # noqa: PTH100 - of a link, not of what it leads to
         begun = time.time_ns()
         try:
             status = path.stat()
         except OSError:
-            return hashlib.sha256(read()).digest()  # which says what is wrong with it
+            return hashlib.sha256(read()).digest()  # raises the error for it
         state = _state(status)
         self._load(os.path.dirname(key[0]))  # noqa: PTH120
         known = self._known.get(key)
@@ -59,7 +59,7 @@ class HashCache:
         return digest
 
     def save(self) -> None:
-        """Write what was hashed since the last time."""
+        """Write the hashes computed since the last call."""
         new, self._new = self._new, {}
         rows = [(*os.path.split(place), part, *found) for (place, part), found in new.items()]
         if not rows:
@@ -69,7 +69,7 @@ class HashCache:
             database.commit()
 
     def _load(self, folder: bytes) -> None:
-        """Read what is known of all files in a directory, the first time that one of them is asked for."""
+        """Read the cached hashes of all files in a directory, when the first of them is needed."""
         if folder in self._loaded:
             return
         self._loaded.add(folder)
@@ -80,7 +80,7 @@ class HashCache:
 
     def _database(self) -> sqlite3.Connection:
         if self._directory is None:
-            raise OSError("there is no directory for caches")
+            raise OSError("there is no cache directory")
         self._directory.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self._directory / f"files-{_VERSION}.sqlite", timeout=10)
         database.execute(
@@ -91,6 +91,6 @@ class HashCache:
 
 
 def _state(status: os.stat_result) -> str:
-    """What changes whenever a file is written to or replaced; times can be set back, the inode's cannot."""
+    """Return values that change whenever a file is written or replaced; ctime cannot be set back."""
     fields = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
     return " ".join(str(getattr(status, field)) for field in fields)

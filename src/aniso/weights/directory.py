@@ -1,4 +1,4 @@
-"""Directories in the layouts of Hugging Face and open_clip: one file, or shards with an index."""
+"""Model directories of Hugging Face and open_clip: one weight file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
-from aniso.json_value import JsonObject
+from aniso.json_value import JsonObject, as_object
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
@@ -27,16 +27,16 @@ _ASKS_FOR_CODE = (
 
 
 _QUICK, _SMALL = 2 << 30, 64 << 10
-# What a CLIP is made of in both libraries; anything else set means another model.
+# The settings of a CLIP in both libraries; any other setting means another model.
 _OPEN_CLIP_MODEL = ("embed_dim", "quick_gelu", "vision_cfg", "text_cfg")
 _OPEN_CLIP_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size")
 _OPEN_CLIP_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
-_OPEN_CLIP_USUAL = {"vision_cfg.pool_type": "tok", "text_cfg.pool_type": "argmax"}
-_CLIP_USUAL = {"layer_norm_eps": 1e-5, "num_channels": 3}
+_OPEN_CLIP_DEFAULTS = {"vision_cfg.pool_type": "tok", "text_cfg.pool_type": "argmax"}
+_CLIP_DEFAULTS = {"layer_norm_eps": 1e-5, "num_channels": 3}
 
 
 def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
-    """The weights of a model directory; safetensors are preferred to pickles, and it says so."""
+    """Open the weights of a model directory; safetensors are preferred to pickles, with a note."""
     present = [name for name in (*_WHOLE, *_SHARDED, *_PICKLED) if (path / name).exists()]
     safe = [name for name in present if name in _WHOLE or "safetensors" in name]
     if not present:
@@ -62,7 +62,7 @@ def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A JSON object from a stranger's directory."""
+    """Read a JSON object from an untrusted directory."""
     file = RawFile(path)
     try:
         if file.size > _JSON_LIMIT:
@@ -84,7 +84,7 @@ def _open_member(path: Path, name: str, tensors_only: bool = False) -> WeightSou
 
 
 def _difference(source: WeightSource, path: Path, name: str) -> str:
-    """A warning if another file of the directory disagrees with the one in use."""
+    """Return a warning if another weight file of the directory differs from the one in use."""
     try:
         other = _open_member(path, name)
         ours, theirs = ({n: i for n, i in s.tensors.items() if i.is_float} for s in (source, other))
@@ -118,8 +118,9 @@ def _not_followed(config: JsonObject, name: str) -> tuple[tuple[str, ...], list[
 
 
 def open_clip_config(config: JsonObject) -> ModelConfig:
-    model = _object(config.get("model_cfg"))
-    vision, text = _object(model.get("vision_cfg")), _object(model.get("text_cfg"))
+    """Return the activation, heads and unusual settings from an ``open_clip_config.json``."""
+    model = as_object(config.get("model_cfg"))
+    vision, text = as_object(model.get("vision_cfg")), as_object(model.get("text_cfg"))
     width, head_width = _count(vision.get("width")), _count(vision.get("head_width", 64))
     heads = (width // head_width if width and head_width else None, _count(text.get("heads", 8)))
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
@@ -128,19 +129,20 @@ def open_clip_config(config: JsonObject) -> ModelConfig:
         f"{part}.{name} = {printable(value, 60)}"
         for part, fields in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text))
         for name, value in fields.items()
-        if name not in plain[part] and value and value != _OPEN_CLIP_USUAL.get(f"{part}.{name}")
+        if name not in plain[part] and value and value != _OPEN_CLIP_DEFAULTS.get(f"{part}.{name}")
     ]
     return ModelConfig("open_clip", activation, heads, tuple(unusual))
 
 
 def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
+    """Return the activation, heads and unusual settings from a ``config.json``, and notes."""
     ignored, notes = _not_followed(config, "config.json")
     named = config.get("architectures")
-    vision, text = _object(config.get("vision_config")), _object(config.get("text_config"))
+    vision, text = as_object(config.get("vision_config")), as_object(config.get("text_config"))
     architecture = named[0] if isinstance(named, list) and named else config.get("model_type")
     activation = config.get("hidden_act", vision.get("hidden_act"))
     if activation is None and config.get("model_type") in ("clip", "clip_vision_model"):
-        activation = "quick_gelu"  # what transformers fills in for a CLIP that does not say
+        activation = "quick_gelu"  # transformers' default for a CLIP
     heads = (
         _count(vision.get("num_attention_heads", config.get("num_attention_heads"))),
         _count(text.get("num_attention_heads")),
@@ -151,8 +153,8 @@ def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
         unusual = [
             f"{part}.{name} = {printable(fields[name], 60)}"
             for part, fields in (("vision_config", vision), ("text_config", text))
-            for name, usual in _CLIP_USUAL.items()
-            if fields.get(name, usual) != usual
+            for name, default in _CLIP_DEFAULTS.items()
+            if fields.get(name, default) != default
         ]
         vocabulary = _count(text.get("vocab_size", 49408)) or 0
         end = text.get("eos_token_id", vocabulary - 1)
@@ -161,10 +163,6 @@ def transformers_config(config: JsonObject) -> tuple[ModelConfig, list[str]]:
         if text.get("hidden_act", "quick_gelu") != activation:
             unusual.append(f"text_config.hidden_act = {printable(text.get('hidden_act'), 60)}")
     return ModelConfig(_text(architecture), _text(activation), heads, tuple(unusual), ignored), notes
-
-
-def _object(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def _count(value: object) -> int | None:
@@ -188,7 +186,7 @@ def _text(value: object) -> str | None:
 
 @final
 class ShardedWeights(WeightSource):
-    """Tensors spread over several files by an index, which is checked against every shard."""
+    """Tensors in several files with an index, which is compared with every shard."""
 
     def __init__(self, index: Path, suffix: str, *, tensors_only: bool = False) -> None:
         self.label = printable(index)

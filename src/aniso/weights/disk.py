@@ -1,4 +1,4 @@
-"""The system calls that change what is on disk, in one place, so that tests can make any of them fail."""
+"""The system calls that change the disk, in one place, so that tests can make any of them fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_FDCWD = -100
 
 
 class Disk:
-    """The system calls that change what is on disk."""
+    """The system calls that change the disk."""
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -37,13 +37,13 @@ class Disk:
         path.rmdir()
 
     def exchange(self, a: Path, b: Path) -> None:
-        """Swap two directories in one step, where the file system can."""
+        """Swap two directories in one step, where the file system supports it."""
         libc = ctypes.CDLL(None, use_errno=True)
         done = -1
         if hasattr(libc, "renameat2"):
             done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
         if done != 0:
-            with held(b):  # or the next writer would take it for one that was left behind
+            with held(b):  # or the next writer would take it for an abandoned one
                 aside = aside_name(b)
                 b.rename(aside)
                 try:
@@ -55,7 +55,7 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(FileNotFoundError):  # somebody else removes it at the same time
+            with contextlib.suppress(FileNotFoundError):  # another process removes it at the same time
                 shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

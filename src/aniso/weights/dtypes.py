@@ -1,4 +1,4 @@
-"""Number formats by the names safetensors gives them."""
+"""Dtypes by their names in safetensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BITS = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Every dtype a safetensors header may name, so that any file can at least be listed."""
+"""Bits of every dtype that a safetensors header may name, so that any file can be listed."""
 
 TORCH: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -33,31 +33,31 @@ TORCH: dict[str, torch.dtype] = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-"""Those that can be read into a tensor."""
+"""The dtypes that can be read into a tensor."""
 
 NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-"""Those that weights may have; the rest are buffers or quantised."""
+"""The dtypes of weights; others are buffers or quantised."""
 
 _MANTISSA_BITS = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, without a copy."""
-    # not reshape(-1): a tensor of one element may keep any stride through that
+    """Return the bytes of a contiguous CPU tensor without a copy."""
+    # not reshape(-1): a tensor of one element may keep any stride
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(cast(Any, flat.view(torch.uint8).numpy()))
 
 
 def relative_rounding(dtype: str) -> float:
-    """Relative error of rounding to ``dtype``, root mean square over significands even on a log scale."""
+    """Return the relative rounding error of a dtype, root mean square over log-uniform values."""
     # ulp^2/12 over the mean square of a log-uniform significand in [1, 2), which is 3 / (2 ln 2)
     return float(2.0 ** -_MANTISSA_BITS[dtype] / math.sqrt(12 * 3 / (2 * math.log(2))))
 
 
 def narrowed(values: Tensor, dtype: torch.dtype, whose: str, key: str) -> Tensor:
-    """Values in another float format; those that leave its range are an error, not infinity."""
+    """Convert values to another float dtype; raises if one leaves its range."""
     limit = torch.finfo(dtype).max
     largest = float(values.abs().max()) if values.numel() else 0.0
     if not largest <= limit:

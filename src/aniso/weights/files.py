@@ -1,4 +1,4 @@
-"""Regular files read by position, never memory-mapped: a file cut short elsewhere cannot kill us."""
+"""Regular files read by position, never memory-mapped: a file that is truncated cannot crash the process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Progress = Callable[[int], None]
 """Called with the number of bytes just done."""
 
 CHUNK = 1 << 20
-_ALIGNMENT = 64  # bytes, as torch has it for memory of its own
+_ALIGNMENT = 64  # bytes, as torch aligns its own memory
 _reading = threading.local()
 
 
 @final
 class ReadBuffer:
-    """Memory for tensors that are read again and again; it grows to what was asked for last time."""
+    """Memory that is reused for tensors read repeatedly; it grows to the size used last time."""
 
     def __init__(self) -> None:
         self._bytes = _fresh(0)
@@ -37,7 +37,7 @@ class ReadBuffer:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """What this thread reads inside lies in the buffer, and is valid until it is used again."""
+        """Read tensors of this thread into the buffer; they are valid until it is used again."""
         if self._used > self._bytes.numel():
             self._bytes = _fresh(self._used)
         self._used = 0
@@ -58,16 +58,16 @@ def _fresh(nbytes: int) -> Tensor:
 
 
 class RawFile:
-    """A regular file with bounded, checked reads; it must not change, and stays the file that was opened.
+    """A regular file with bounded, checked reads; a file that changes or is replaced raises an error.
 
-    A thousand of them need few descriptors: those that were used longest ago are closed, and opened again
+    A thousand of them need few descriptors: the least recently used ones are closed, and opened again
     when they are read again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.label = printable(path)
-        self._place = Path(path).absolute()  # the working directory may be another one later
+        self._place = Path(path).absolute()  # the working directory may change later
         fd = self._open()
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -82,12 +82,12 @@ class RawFile:
         self._key = open_files.add(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "_key") and open_files is not None:  # when all ends, it may be gone first
+        if hasattr(self, "_key") and open_files is not None:  # at interpreter exit it may be gone first
             open_files.close(self._key)
 
     @contextlib.contextmanager
     def _descriptor(self) -> Iterator[int]:
-        """An open descriptor that nobody closes while the block runs."""
+        """Yield an open descriptor that stays open while the block runs."""
         fd = open_files.borrow(self._key)
         if fd is None:
             fd = open_files.lend(self._key, self._reopened())
@@ -141,7 +141,7 @@ class RawFile:
         return bytes(data)
 
     def read_tensor(self, offset: int, nbytes: int) -> Tensor:
-        """The bytes as a uint8 tensor, aligned for any dtype; fresh, unless a ``ReadBuffer`` is in use."""
+        """Read bytes as a uint8 tensor, aligned for any dtype; in the ``ReadBuffer`` in use, if any."""
         buffer: ReadBuffer | None = getattr(_reading, "buffer", None)
         out = buffer.take(nbytes) if buffer else _fresh(nbytes)
         if nbytes:
@@ -152,7 +152,7 @@ class RawFile:
         return self.read(0, min(size, self.size))
 
     def stream(self) -> IO[bytes]:
-        """The same open file as a stream, for readers that want one."""
+        """Return the open file as a stream."""
         with self._descriptor() as fd:
             return os.fdopen(os.dup(fd), "rb")
 
@@ -165,7 +165,7 @@ class RawFile:
         return digest.hexdigest()
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
-        """The bytes of a range, a piece at a time, each valid until the next."""
+        """Yield the bytes of a range in pieces, each valid until the next."""
         view = memoryview(bytearray(min(CHUNK, size)))
         for start in range(0, size, CHUNK):
             part = view[: min(CHUNK, size - start)]
@@ -188,7 +188,7 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def refuse_unknown(file: RawFile) -> InputError | UnsafeError:
-    """The most helpful error for a file that is in no format we read."""
+    """Return the most helpful error for a file in an unknown format."""
     head = file.head(512)
     text = head.lstrip().lower()
     if file.size < 8:
@@ -203,7 +203,7 @@ def refuse_unknown(file: RawFile) -> InputError | UnsafeError:
             "FILE-PAGE",
             f"'{file.label}' is a JSON text, not weights",
             found=printable(head[:80].decode("utf-8", "replace")),
-            fix="check the download address, or name the directory it lies in",
+            fix="check the download address, or name its directory",
         )
     if head[:4] == b"PK\x07\x08":
         return UnsafeError(

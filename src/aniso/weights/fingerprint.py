@@ -1,4 +1,4 @@
-"""Content hashes that do not depend on how the numbers were stored."""
+"""Hashes of tensors that do not depend on file format or dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 20
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """sha256 of a tensor's shape and its values as 32-bit floats (integers as 64-bit)."""
+    """Return the sha256 of a tensor's shape and its values as float32 (integers as int64)."""
     kind = torch.float32 if tensor.is_floating_point() else torch.int64
     digest = hashlib.sha256(f"{tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().reshape(-1)
@@ -26,7 +26,7 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 def combined_hash(parts: Mapping[str, str]) -> str:
-    """One hash for a model: its tensors' names and hashes, in any order."""
+    """Return one hash of names and hashes, in any order."""
     digest = hashlib.sha256()
     for name, value in sorted(parts.items()):
         digest.update(f"{name}\0{value}\n".encode())
@@ -34,7 +34,7 @@ def combined_hash(parts: Mapping[str, str]) -> str:
 
 
 def content_checksum(index: str, tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of a small file's index and of its tensors' very bytes, to notice damage when it is read."""
+    """Return the sha256 of a small file's index and the bytes of its tensors, to detect damage."""
     digest = hashlib.sha256(index.encode("utf-8", "surrogatepass"))
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -1,4 +1,4 @@
-"""Models by hub id, pinned to a commit, through ``huggingface_hub``; offline means offline."""
+"""Models and datasets from the Hugging Face hub, pinned to a commit; no network access when offline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TABLES = ("*.parquet", "*.json")
 
 @dataclass(frozen=True)
 class Fetched:
-    """A repository's files on disk, and the commit they are of."""
+    """A repository's files on disk, and their commit."""
 
     path: Path
     commit: str
 
 
 def looks_like_hub_id(ref: str) -> bool:
-    """Whether it can only be an id: a path that goes up, or names a weight file, is a path."""
+    """True if the text can only be a hub id, not a path."""
     a_path = ref.startswith((".", "/", "~")) or ".." in ref or ref.endswith(_WEIGHT_FILES)
     return _ID.match(ref) is not None and not a_path
 
@@ -35,7 +35,7 @@ def is_offline() -> bool:
 
 
 def fetch(ref: str) -> Fetched:
-    """The files of ``owner/name[@revision]`` from cache or hub; weights as safetensors if there are any."""
+    """Return the files of ``owner/name[@revision]`` from cache or hub; safetensors weights if it has any."""
     match = _ID.match(ref)
     assert match is not None
     repo, revision = match["repo"], match["revision"]
@@ -46,14 +46,14 @@ def fetch(ref: str) -> Fetched:
 
 
 def fetch_dataset(ref: str, into: Path) -> Path:
-    """The tables of a dataset on the hub, copied into a directory."""
+    """Download the tables of a dataset on the hub into a directory."""
     match = _ID.match(ref)
     assert match is not None
     return _snapshot(match["repo"], match["revision"], _TABLES, into)
 
 
 def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...], into: Path | None = None) -> Path:
-    """The files of a repository; with ``into``, of a dataset's and in that directory."""
+    """Download the files of a model repository, or with ``into`` those of a dataset into a directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.errors import HTTPError as HttpError  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""JSON from strangers: limited in size, values and nesting, no duplicate keys, only valid text."""
+"""Untrusted JSON: limited in size, values and nesting, no duplicate keys, only valid text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """The text is not JSON that two readers would agree on."""
+    """The text is not valid JSON, or parsers could disagree about it."""
 
 
 def parse_object(data: bytes, *, largest: int = _LARGEST, most_values: int = _MOST_VALUES) -> JsonObject:
-    """The JSON object in ``data``.
+    """Parse the JSON object in ``data``.
 
     Duplicate keys, NaN, infinity, integers beyond the range of a float, halves of surrogate pairs, deep
-    nesting, and texts of more than ``largest`` bytes or ``most_values`` values are refused; sizes before any
-    memory is spent on values.
+    nesting, and texts of more than ``largest`` bytes or ``most_values`` values raise ``JsonError``; sizes are
+    checked before memory is allocated for values.
     """
     _check_size(data, largest, most_values)
     try:
@@ -66,7 +66,7 @@ def _check_values(value: Any, *, texts: bool) -> None:
     level = [value]
     for _ in range(_DEEPEST):
         if texts and (bad := [v for v in level if isinstance(v, str) and not _is_text(v)]):
-            raise JsonError(f"half of a surrogate pair, which is no letter, in {bad[0][:60]!r}")
+            raise JsonError(f"half of a surrogate pair in {bad[0][:60]!r}")
         level = [inner for v in level if isinstance(v, dict | list) for inner in _inside(v, texts)]
         if not level:
             return

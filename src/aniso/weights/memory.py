@@ -1,4 +1,4 @@
-"""Tensors that are already in memory, under the same protocol as those on disk."""
+"""Tensors in memory as a weight source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSour
 
 @final
 class TensorMap(WeightSource):
-    """A state dict as a source; tensors are copied when read, so the source never changes."""
+    """A state dict as a weight source; tensors are copied when read."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class TensorMap(WeightSource):
         activation: str | None = None,
         config: ModelConfig | None = None,
     ) -> None:
-        """``config`` is what is known of the model beside its tensors, or just its ``activation``."""
+        """``config`` describes the model beside its tensors; ``activation`` alone is enough."""
         self.label = label
         self.info = SourceInfo("memory", config=config or ModelConfig(activation=activation))
         for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""The one way in: a path, a hub id or a state dict becomes a checked source of weights."""
+"""``open_weights``: a weight source from a path, a hub id or a state dict."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from aniso.weights.source import WeightSource
 
 @runtime_checkable
 class HasWeights(Protocol):
-    """A model that can say what its weights are."""
+    """A model with a method that returns its weights as a source."""
 
     def weight_source(self) -> WeightSource: ...
 
 
 Ref = str | Path | Mapping[str, Tensor] | WeightSource | HasWeights
-"""What can be opened."""
+"""The types that ``open_weights`` accepts."""
 
 
 def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
@@ -34,8 +34,12 @@ def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
 
     ``ref`` is a file in any format (``FILE::entry`` for a part of a checkpoint), a model or adapter
     directory, a hub id ``owner/name[@revision]``, a state dict, or a model of ``load_model``.
-    ``tensors_only`` reads pickles that would have called functions, which otherwise are refused; nothing
-    is called in either case.
+    ``tensors_only`` also reads pickles that would call functions, which otherwise raise an error; nothing is
+    called in either case::
+
+        source = open_weights("model.pt")
+        source.tensors["visual.proj"].shape
+        tensor = source.read("visual.proj")
     """
     if isinstance(ref, WeightSource):
         return ref
@@ -46,7 +50,7 @@ def open_weights(ref: Ref, *, tensors_only: bool = False) -> WeightSource:
     text, _, entry = str(ref).partition("::")
     try:
         return _open_named(text, entry, tensors_only)
-    except (OSError, RuntimeError) as e:  # the latter for the home of an unknown user
+    except (OSError, RuntimeError) as e:  # the latter for ~user of an unknown user
         raise InputError(
             "FILE-MISSING" if isinstance(e, RuntimeError) else "FILE-ACCESS",
             f"'{printable(text)}' cannot be opened",
@@ -89,7 +93,7 @@ def _open_directory(path: Path, tensors_only: bool) -> WeightSource:
 
 
 def _open_adapter_file(path: Path, source: WeightSource) -> WeightSource:
-    """LoRA factors mean nothing without the configuration that lies beside them."""
+    """Open LoRA factors with the configuration beside them; raises if there is none."""
     factors = [key for key in source.tensors if is_factor(key) or ".lora_down." in key]
     if not factors:
         return source

@@ -1,4 +1,4 @@
-"""Descriptors of the files that are read: a bounded number is open, the ones used last."""
+"""A pool of open file descriptors of bounded size; the most recently used ones stay open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 _MOST = 256
-_SHARE = 4  # of the descriptors that a process may have, a quarter; the rest belongs to others
+_SHARE = 4  # a quarter of the descriptors that a process may have; the rest is for other code
 
 
 @final
@@ -37,7 +37,7 @@ class OpenFiles:
         return len(self._open)
 
     def add(self, fd: int) -> int:
-        """Take a descriptor over; returns the key that it is known by from now on."""
+        """Take over a descriptor; returns its key."""
         with self._lock:
             key = next(self._keys)
             self._open[key] = _Open(fd)
@@ -45,12 +45,12 @@ class OpenFiles:
         return key
 
     def borrow(self, key: int) -> int | None:
-        """The descriptor, which stays open until it is given back; None if it was closed."""
+        """Return a descriptor, which stays open until ``give_back``; None if it was closed."""
         with self._lock:
             found = self._open.pop(key, None)
             if found is None:
                 return None
-            self._open[key] = found  # the last one is the one used last
+            self._open[key] = found  # the last entry is the most recently used
             found.users += 1
             return found.fd
 
@@ -58,7 +58,7 @@ class OpenFiles:
         """Take over a descriptor that was opened again; as ``borrow`` from then on."""
         with self._lock:
             found = self._open.get(key)
-            if found is not None:  # another thread was quicker
+            if found is not None:  # another thread was faster
                 os.close(fd)
             else:
                 found = self._open[key] = _Open(fd)
@@ -76,7 +76,7 @@ class OpenFiles:
             os.close(found.fd)
 
     def close_some(self) -> bool:
-        """Close half of what nobody uses at the moment; False if there was nothing to close."""
+        """Close half of the idle descriptors; returns False if there are none."""
         with self._lock:
             idle = self._idle()
             for key in idle[: -(-len(idle) // 2)]:
@@ -92,7 +92,7 @@ class OpenFiles:
                 self.close(key)
 
     def _idle(self) -> list[int]:
-        """Keys of descriptors without a user, those used longest ago first."""
+        """Return the keys of idle descriptors, least recently used first."""
         while True:
             try:
                 return [key for key, found in self._open.items() if not found.users]
@@ -100,7 +100,7 @@ class OpenFiles:
                 continue
 
     def forget_threads(self) -> None:
-        """In a forked process: the threads that held the lock, or used a file, are not there."""
+        """Reset locks and uses in a forked process, which does not have the parent's threads."""
         self._lock = threading.RLock()
         for found in self._open.values():
             found.users = 0

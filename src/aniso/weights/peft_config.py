@@ -76,8 +76,8 @@ REFUSED = {
 }
 _KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERN = 512
-_MAX_MATCHES = 2_000_000  # of a pattern with a module, at about a microsecond
-_MAX_STEPS = 10**10  # of all matches together at worst; ten seconds at the slowest rate measured
+_MAX_MATCHES = 2_000_000  # matches of a pattern with a module, about a microsecond each
+_MAX_STEPS = 10**10  # of all matches together, at worst; ten seconds at the slowest rate measured
 _MAX_NUMBER = 1e6
 _Number = TypeVar("_Number", int, float)
 
@@ -98,13 +98,16 @@ class LoraSettings:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
     def rank(self, module: str) -> int:
+        """Return the rank of a module's update."""
         return int(_by_pattern(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
+        """Return the factor of B A in a module's update."""
         alpha, rank = _by_pattern(self.alpha_pattern, module, self.alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def formula(self) -> str:
+        """Return the formula of updates for provenance."""
         scale = "alpha/sqrt(r)" if self.rslora else "alpha/r"
         return f"DoRA, {scale}" if self.dora else f"{scale} * B A"
 

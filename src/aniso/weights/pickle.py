@@ -2,7 +2,7 @@
 
 A pickle is a program for a small stack machine. This module is that machine without the two things that
 make it dangerous: it never imports what the program names, and it never calls anything. Names become
-``Global`` values, objects become ``Inert`` records of what the program wanted to build, and the few
+``Global`` values, objects become ``Inert`` records of what the program would build, and the few
 constructors that checkpoints need (ordered dictionaries, tensors as views of a storage) are understood as
 data. The result is a tree of plain values to look for tensors in, and a report of the calls the program would
 have made. The opcodes themselves are in ``pickle_stack``.
@@ -33,8 +33,8 @@ MAX_OPCODES = 4_000_000
 MAX_STACK = 1_000_000
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_NAME = 1_000
-_MAX_REPORTED = 200  # letters of a call's name; more than are printed
-_MAX_INSIDE = 2  # files of torch.save inside of pickles inside of pickles
+_MAX_REPORTED = 200  # letters of a call's name, more than are printed
+_MAX_INSIDE = 2  # levels of torch.save files inside of pickles
 _RESULT = "the result of "
 _ENDS_EARLY = ("exhausted", "not enough data", "no newline", "remain")
 
@@ -127,9 +127,9 @@ class Machine:
         self._calls[name[:_MAX_REPORTED]] = None
 
     def read_inside(self, data: object) -> object:
-        """Read a ``torch.save`` file that lies inside of a pickle; None if that is not possible.
+        """Read a ``torch.save`` file inside of a pickle; returns None if that is not possible.
 
-        The calls it would make are the calls of this pickle. One text may be used many times, so each is
+        The calls it would make count as calls of this pickle. One text may be used many times, so each is
         read once.
         """
         if isinstance(data, Inert) and data.name == "_codecs.encode":  # how protocols 0 to 2 write bytes

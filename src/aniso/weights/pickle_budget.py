@@ -1,4 +1,4 @@
-"""Limits on what reading a pickle may cost: bytes, operations, memory and names.
+"""Limits on the cost of reading a pickle: bytes, operations, memory and names.
 
 A pickle makes an object of 200 bytes with one byte, so the size of a file says little about what reading it
 costs. Everything that reading allocates is charged here before it is made.
@@ -34,7 +34,7 @@ _ENTRY = 100
 
 @final
 class Budget:
-    """What the pickles of one file may still cost together."""
+    """The remaining operations and memory for the pickles of one file."""
 
     def __init__(self, opcodes: int, stack: int, memory: int = MAX_MEMORY) -> None:
         self._limits = f"more than {opcodes} operations or {stack} open values"
@@ -53,14 +53,14 @@ class Budget:
         self._allocate(_ENTRY * count)
 
     def copies(self, count: int) -> None:
-        """Charge copying values; a short program could copy a long list for ever."""
+        """Charge copying of values; a short program could copy a long list very often."""
         self._copies -= count
         if self._copies < 0:
             raise over_limit("more values copied than a checkpoint has")
         self.entries(count)
 
     def name(self, known: int) -> None:
-        """Charge a new name; few texts combine to very many."""
+        """Charge a new name; few texts can be combined to very many names."""
         if known >= MAX_NAMES:
             raise over_limit(f"more than {MAX_NAMES} names")
 
@@ -71,7 +71,7 @@ class Budget:
 
 
 class Bounded:
-    """A stream that stops a pickle from reading on for ever."""
+    """A stream that raises an error after a number of bytes."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream = stream

@@ -1,11 +1,11 @@
-"""What pickles of checkpoints build, understood as data: dictionaries, tensors, plain values.
+"""The constructors in pickled checkpoints that are understood as data: dictionaries, tensors, plain values.
 
 Everything that is not listed here and that runs code of a class when it is unpickled (calling the class,
 ``__setstate__``, adding items) counts as a call, whatever it is called.
 
-What is listed here is data only as long as its arguments are. Python and torch look many methods up on an
-object before its class (``keys``, ``items``, ``detach``, ``__torch_function__``), so an object whose
-attributes come from the file answers with any function the file names.
+A constructor listed here gives data only if its arguments are data. Python and torch look many methods up on
+an object before its class (``keys``, ``items``, ``detach``, ``__torch_function__``), so an object whose
+attributes come from the file could run any function that the file names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Constructor = Callable[[Host, tuple[Any, ...]], object]
 
 
 def is_harmless(value: object) -> bool:
-    """Tell whether this value has no attributes that the file chose, so that its methods are its class's."""
+    """True if the value has no attributes from the file, so that its methods are those of its class."""
     if isinstance(value, Inert):
         # arrays and dtypes of NumPy are built with a state and have no attributes of their own
         known = value.name in KNOWN or value.name in _SHORT_NAMES
@@ -56,7 +56,7 @@ def is_harmless(value: object) -> bool:
 
 
 def _checked(name: str, construct: Constructor) -> Constructor:
-    """The constructor, with a call recorded if an argument could make it run code."""
+    """Return a constructor that records a call if an argument could make it run code."""
 
     def call(machine: Host, args: tuple[Any, ...]) -> object:
         if not all(map(is_harmless, args if len(args) < _FEW else machine.copy(args))):
@@ -330,7 +330,7 @@ KNOWN: dict[str, Constructor] = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
-    # forms of tensor that are not plain arrays: kept by name, refused where one is asked for
+    # tensors that are not plain arrays: recorded by name, refused when one is read
     **{f"torch._utils.{name}": _odd(f"torch._utils.{name}", what) for name, what in _ODD.items()},
     "torch.storage._load_from_bytes": _load_from_bytes,
 }
@@ -364,14 +364,14 @@ _SHORT_NAMES = frozenset({*_BUILTINS.values(), *STORAGE_TYPES, "TypedStorage", "
 
 @functools.lru_cache(maxsize=1024)
 def keeps_state(name: str) -> bool:
-    """Whether ``__setstate__`` and item assignment on this class are known to store, and to do no more."""
+    """True if ``__setstate__`` and item assignment of this class are known only to store values."""
     if name == "logging.getLogger":
         return False  # every part of a program shares its loggers
     return name in KNOWN or name in _SHORT_NAMES or _KEEPS_STATE.fullmatch(name) is not None
 
 
 def is_suspicious(target: Global) -> bool:
-    """Whether making an instance of this is more than recording an object of some model's class.
+    """True if making an instance of this could be more than making an object of a model's class.
 
     Pickle looks an attribute with dots up step by step. Each step must be a class, written with a capital;
     a step in small letters is a module or a function, and ``_utils.subprocess.Popen`` of an innocent
@@ -386,7 +386,7 @@ def is_suspicious(target: Global) -> bool:
 
 
 def enum_member(args: tuple[Any, ...]) -> tuple[str, str] | None:
-    """Module and attribute of ``getattr(SomeEnum, "MEMBER")``, as Python 3.11 pickles enumerations."""
+    """Return module and attribute of ``getattr(SomeEnum, "MEMBER")``, as Python 3.11 pickles enumerations."""
     match args:
         case (Global(name=name) as owner, str(member)) if (
             not is_suspicious(owner) and name not in KNOWN and not member.startswith("_")

@@ -86,7 +86,7 @@ class PickleStack:
         self.push(self.machine.name(*self.top(2)))
 
     def extension(self, code: object) -> None:
-        # a number that stands for a global registered elsewhere: no telling what it is
+        # a number for a global that is registered elsewhere and cannot be known here
         self.push(self.machine.name("copyreg.extension", str(code)))
 
     def reduce(self, _: object) -> None:
@@ -99,7 +99,7 @@ class PickleStack:
     def new_object_ex(self, _: object) -> None:
         cls, args, kwargs = self.top(3)
         if kwargs and isinstance(cls, Global) and cls.name in KNOWN:
-            self.machine.would_call(cls.name)  # no constructor that is known takes names
+            self.machine.would_call(cls.name)  # no known constructor takes keyword arguments
         self._instance(cls, args if kwargs == {} else (args, kwargs))
 
     def inst(self, arg: Any) -> None:

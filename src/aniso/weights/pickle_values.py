@@ -1,4 +1,4 @@
-"""What a pickle is made of, once nothing in it can run."""
+"""The values of an interpreted pickle: names, inert objects, storages and tensor views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORAGE_TYPES = {
 
 @dataclass(frozen=True)
 class Global:
-    """A name the program refers to."""
+    """A name that the pickle refers to."""
 
     name: str
     attribute: str = field(default="", compare=False)
@@ -35,7 +35,7 @@ class Global:
 @final
 @dataclass(eq=False, slots=True)
 class Inert:
-    """An object the program wanted to build: what of, from what, with which state."""
+    """An object that the pickle would build: its class, arguments and state."""
 
     name: str
     args: object = ()
@@ -51,7 +51,7 @@ class Inert:
         self.items.extend(items)
 
     def entries(self) -> dict[Any, object]:
-        """The dictionary that pickle would fill with ``__setitem__``."""
+        """Return the dictionary that pickle would fill with ``__setitem__``."""
         if self.mapping is None:
             self.mapping = {}
         return self.mapping
@@ -59,13 +59,13 @@ class Inert:
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of numbers that lies outside of the pickle."""
+    """A storage whose data is outside of the pickle."""
 
     key: str
     dtype: str | None  # none for types that cannot be computed with, and for untyped storages
     numel: int
     odd_size: int = 1
-    """Bytes per element where there is no dtype."""
+    """Bytes per element if there is no dtype."""
 
     @property
     def itemsize(self) -> int:
@@ -73,7 +73,7 @@ class Storage:
 
 
 def storage_of(key: str, kind: str, numel: int) -> Storage:
-    """The storage of one of torch's types, by the last part of the type's name."""
+    """Return the storage of a torch type, by the last part of the type's name."""
     if kind in STORAGE_TYPES:
         return Storage(key, STORAGE_TYPES[kind], numel)
     # of types that cannot be computed with only the size matters, to find what lies behind
@@ -97,7 +97,7 @@ class TensorView:
 
     @property
     def span(self) -> int:
-        """Elements of the storage from the view's first to its last."""
+        """The number of storage elements from the view's first to its last."""
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
@@ -111,7 +111,7 @@ class OddTensor:
 
 
 class Host(Protocol):
-    """The machine, as far as constructors need it."""
+    """The pickle machine as constructors use it."""
 
     def call(self, function: object, args: object) -> object: ...
     def make(self, cls: Global) -> None: ...
@@ -122,7 +122,7 @@ class Host(Protocol):
 
 
 def is_module_state(state: object) -> bool:
-    """Whether this is the state of a ``torch.nn.Module``, whose ``__setstate__`` stores it."""
+    """True if this is the state of a ``torch.nn.Module``, whose ``__setstate__`` stores it."""
     return isinstance(state, dict) and all(
         isinstance(state.get(k), dict) for k in ("_modules", "_parameters")
     )

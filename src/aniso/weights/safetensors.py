@@ -194,7 +194,7 @@ class _Entry(TypedDict):
 class SafetensorsWriter:
     """Writes a safetensors file tensor by tensor; sizes need not be known in advance.
 
-    The header stands at the front of the file, so room for it is kept and the unused rest is filled with
+    The header is at the front of the file, so room is reserved for it and the unused rest is filled with
     spaces, which the format allows.
     """
 
@@ -207,7 +207,7 @@ class SafetensorsWriter:
         stream.seek(8 + self._room)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """One whole tensor."""
+        """Write a complete tensor."""
         if tensor.dtype not in NAMES:
             raise InputError(
                 "WEIGHT-DTYPE",
@@ -244,20 +244,20 @@ class SafetensorsWriter:
         self._open = None
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Fill in the header; the writer is done after this."""
+        """Write the header, which ends the file."""
         header = json.dumps(
             {"__metadata__": dict(sorted(metadata.items())), **self._entries},
             ensure_ascii=True,
             separators=(",", ":"),
         ).encode()
         if len(header) > self._room:
-            raise ValueError(f"header needs {len(header)} bytes, {self._room} were kept")
+            raise ValueError(f"header needs {len(header)} bytes, {self._room} are reserved")
         self._stream.seek(0)
         self._stream.write(_LENGTH.pack(self._room) + header.ljust(self._room))
 
 
 def header_room(names: Iterable[str], metadata: int = 4096) -> int:
-    """Enough room for a header that lists these names."""
+    """Return an upper bound on the size of a header with these names."""
     return metadata + sum(len(json.dumps(name)) + 160 for name in names)
 
 

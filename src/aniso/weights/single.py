@@ -1,4 +1,4 @@
-"""One weight file of any format, told apart by its content."""
+"""One weight file of any format, recognised by its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aniso.weights.torch_file import TorchFile, looks_like_torch
 
 
 def open_file(path: Path, entry: str = "", *, tensors_only: bool = False) -> WeightSource:
-    """Open one file; its suffix plays no part."""
+    """Open one file; its format is recognised by content, not by suffix."""
     file = RawFile(path)
     head = file.head(16)
     if file.size >= 8 and looks_like_safetensors(head):

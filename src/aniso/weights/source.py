@@ -1,4 +1,4 @@
-"""The one protocol for named tensors on disk."""
+"""The interface of weight sources: named tensors that are read one at a time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MAX_ELEMENTS = 1 << 40
 
 
 def check_name(label: str, name: str) -> None:
-    """Refuse a tensor's name that cannot be printed, hashed and written to a file as it is."""
+    """Raise for a tensor name that cannot be printed, hashed and written to a file unchanged."""
     found = ""
     if not name:
         found = "an empty name"
     elif len(name) > _MAX_NAME:
         found = f"a name of {len(name)} letters"
     elif not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-        found = "half of a surrogate pair, which is no letter"
+        found = "half of a surrogate pair"
     if found:
         raise UnsafeError(
             "WEIGHT-LABEL",
@@ -39,7 +39,7 @@ def check_name(label: str, name: str) -> None:
 
 
 def is_possible(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor can have this shape; one without elements may claim any size in other dimensions.
+    """True if a tensor can have this shape; one without elements may claim any size in other dimensions.
 
     Strides of such a tensor are products of its sizes, which overflow at 2^63 elements.
     """
@@ -48,7 +48,7 @@ def is_possible(shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor before it is read."""
+    """The dtype and shape of a tensor, known before it is read."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,45 +68,45 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class PickleReport:
-    """What a pickle would have done, had anyone run it."""
+    """The calls that a pickle would make if it were run."""
 
     calls: tuple[str, ...] = ()
-    """Functions it would have called that no list of tensors needs."""
+    """Functions it would call that no list of tensors needs."""
     classes: tuple[str, ...] = ()
     """Classes and functions it names; recorded by name, never imported."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a directory's configuration says about the model; nothing in it is ever imported."""
+    """The settings of a model from its directory's configuration; nothing in it is imported."""
 
     architecture: str | None = None
     activation: str | None = None
     heads: tuple[int | None, int | None] = (None, None)
-    """Attention heads of the image and the text tower, which no shape tells."""
+    """Attention heads of the image and the text tower, which do not follow from shapes."""
     unusual: tuple[str, ...] = ()
-    """Settings of a CLIP that decide what it computes and that not every library has."""
+    """Settings of a CLIP that change its outputs and that not every library has."""
     ignored: tuple[str, ...] = ()
-    """Fields that ask for code, which are not followed."""
+    """Fields that ask for code, which are ignored."""
 
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """What a source says of itself, beside its tensors."""
+    """The format, notes and configuration of a source."""
 
     format: str
     notes: tuple[str, ...] = ()
-    """Rules applied in reading, in words, for the user to see."""
+    """Sentences for the user on rules applied in reading."""
     pickle: PickleReport | None = None
     config: ModelConfig = field(default_factory=ModelConfig)
     revision: str | None = None
-    """Commit of the hub repository the files came from."""
+    """The commit of the hub repository."""
 
 
 class WeightSource(ABC):
     """Named tensors that are read one at a time.
 
-    ``label`` is how messages call the source; ``tensors`` is known without reading any data.
+    ``label`` names the source in messages; ``tensors`` is known without reading any data.
     """
 
     label: str
@@ -120,7 +120,7 @@ class WeightSource(ABC):
     @property
     @abstractmethod
     def files(self) -> tuple[RawFile, ...]:
-        """The files the tensors lie in."""
+        """The files that hold the tensors."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -133,7 +133,7 @@ class WeightSource(ABC):
 
     @final
     def read(self, name: str) -> Tensor:
-        """One tensor, fresh and contiguous; nothing else is read."""
+        """Read one tensor into new contiguous memory; nothing else is read."""
         if name not in self.tensors:
             raise InputError(
                 "WEIGHT-NAME",
@@ -143,7 +143,7 @@ class WeightSource(ABC):
         return self._load(name)
 
     def sha256(self, progress: Progress | None = None) -> str:
-        """Hash of the content: the file's own, or of all files' names and hashes."""
+        """Return the sha256 of the file, or of the names and hashes of several files."""
         if len(self.files) == 1:
             return self.files[0].sha256(progress)
         digest = hashlib.sha256()
@@ -158,7 +158,7 @@ class WeightSource(ABC):
 
 @final
 class Renamed(WeightSource):
-    """A source under other names; names that map to nothing are left out."""
+    """A source under other names; tensors without a new name are left out."""
 
     def __init__(self, source: WeightSource, names: Mapping[str, str], info: SourceInfo) -> None:
         """``names`` maps the new name to the name in ``source``."""
@@ -178,7 +178,7 @@ class Renamed(WeightSource):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        first: dict[str, str] = {}  # by the tensor's name in the source, if it is left out here
+        first: dict[str, str] = {}  # by the name in the source, if the tensor is left out here
         out: dict[str, str] = {}
         for new, old in self._names.items():
             same = first.setdefault(self._source.aliases.get(old, old), new)

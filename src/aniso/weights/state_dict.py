@@ -1,4 +1,4 @@
-"""Finding the model's weights in what a checkpoint holds.
+"""The rules by which a model's weights are found in a checkpoint.
 
 The rules, in order; each one that is used is reported:
 
@@ -21,27 +21,27 @@ from typing import Any
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.pickle_values import Inert, OddTensor, TensorView
 
-# how the names begin of what training keeps beside the weights; callbacks and loops are Lightning's
+# prefixes of entries that training stores beside the weights; callbacks and loops are Lightning's
 _NOT_WEIGHTS = ("optim", "sched", "scaler", "ema_optim", "grad", "callbacks", "loops")
 _PREFIXES = ("module.", "_orig_mod.")
-_MAX_PREFIXES = 8  # each one removed copies all names
+_MAX_PREFIXES = 8  # removing one copies all names
 _MAX_WRAPPERS = 8  # entries in entries around the weights; real checkpoints have two or three
 _MAX_DEPTH = 64  # modules in modules
 _MAX_NODES = 500_000
-_MAX_STEPS = 6_000_000  # values looked at in search of tensors; about three seconds
+_MAX_STEPS = 6_000_000  # values visited in search of tensors; about three seconds
 _MAX_CANDIDATES = 10
 
 
 @dataclass(frozen=True)
 class Found:
-    """A state dict, what else was in the checkpoint, and the rules that led there."""
+    """A state dict, the other entries of the checkpoint, and the rules that were applied."""
 
     tensors: dict[str, TensorView]
     notes: tuple[str, ...]
 
 
 def find_state_dict(root: object, entry: str, label: str) -> Found:
-    """The state dict in ``root`` by the rules above."""
+    """Find the state dict in ``root`` by the rules above."""
     notes: list[str] = []
     search = _TensorSearch()
     node = _named_entry(root, entry, label)
@@ -67,7 +67,7 @@ def find_state_dict(root: object, entry: str, label: str) -> Found:
 
 
 def _named_entry(root: object, entry: str, label: str) -> object:
-    """The value that ``FILE::entry`` names."""
+    """Return the value that ``FILE::entry`` names."""
     node = root
     for part in filter(None, entry.split(".")):
         node = _entry(node, part)
@@ -77,7 +77,7 @@ def _named_entry(root: object, entry: str, label: str) -> object:
                 "CKPT-NONE",
                 f"'{label}' has no entry '{printable(entry)}'",
                 found=_names(root),
-                fix=f"name one that is there: '{label}::{printable(names[0], 40)}'"
+                fix=f"name an existing one: '{label}::{printable(names[0], 40)}'"
                 if names
                 else "leave out ::",
             )
@@ -95,14 +95,14 @@ def _without_prefix(tensors: dict[str, TensorView], notes: list[str]) -> Found:
 
 
 def _parts(node: object) -> list[dict[Any, Any]]:
-    """The dictionaries a value's named parts are in; of two equal names the one in the later counts."""
+    """Return the dictionaries of a value's named parts; of two equal names the later one counts."""
     if isinstance(node, Inert):
         return [part for part in (node.mapping, node.state) if isinstance(part, dict)]
     return [node] if isinstance(node, dict) else []
 
 
 def _entry(node: object, name: str) -> Any:
-    """A named part of a value: of a mapping, or an attribute of an object. None if there is none."""
+    """Return a named part of a value: an entry of a mapping, or an attribute of an object; else None."""
     for part in reversed(_parts(node)):
         if name in part:
             return part[name]
@@ -110,7 +110,7 @@ def _entry(node: object, name: str) -> Any:
 
 
 def _entries(node: object) -> Iterator[tuple[str, Any]]:
-    """Names and values of all named parts of a value."""
+    """Return names and values of all named parts of a value."""
     first, *later = _parts(node) or [{}]
     for name, value in first.items():
         if isinstance(name, str) and not any(name in part for part in later):
@@ -136,7 +136,7 @@ def _is_weights(node: object, search: _TensorSearch) -> bool:
 
 
 def _is_tensor(node: object) -> bool:
-    """Whether this is a tensor, or one in a form that cannot be read."""
+    """True if this is a tensor, including forms that cannot be read."""
     return isinstance(node, TensorView | OddTensor)
 
 
@@ -162,10 +162,10 @@ def _only_candidate(node: object, search: _TensorSearch, label: str) -> tuple[st
 
 
 class _TensorSearch:
-    """Finds out which values hold tensors, directly or further inside.
+    """Finds the values that hold tensors, directly or nested.
 
-    Few bytes can describe values that are reached on very many paths. Each is looked at once per question,
-    what holds none is never looked at again, and there is a limit to all of it.
+    Few bytes can describe values that are reached on very many paths. Each is visited once per search, those
+    without tensors never again, and the number of visits is limited.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class _TensorSearch:
         self._steps = 0
 
     def charge(self, steps: int) -> None:
-        """Count values that are looked at."""
+        """Count visited values; raises if there are too many."""
         self._steps += steps
         if self._steps > _MAX_STEPS:
             raise _too_much("the pickle's values refer to each other in more ways than any model's")
@@ -194,7 +194,7 @@ class _TensorSearch:
 
 
 def _values_inside(entries: dict[Any, Any], inner: dict[int, dict[Any, Any]]) -> bool:
-    """Whether a tensor is among the named values; the dictionaries among them are added to ``inner``."""
+    """True if a tensor is among the named values; dictionaries among them are added to ``inner``."""
     for name, value in entries.items():
         if not isinstance(name, str):
             continue
@@ -244,7 +244,7 @@ def _flatten(node: object, search: _TensorSearch, label: str) -> tuple[dict[str,
 
 
 class _ModuleWalk:
-    """A module's tensors under the names ``state_dict()`` gives: parameters, buffers, then submodules.
+    """A module's tensors under the names of ``state_dict()``: parameters, buffers, then submodules.
 
     Few bytes can describe a module that is reached on very many paths, so the walk has a budget.
     """
@@ -270,7 +270,7 @@ class _ModuleWalk:
                 yield prefix + name, child
 
     def _transient(self, names: object, depth: int) -> set[str]:
-        """Names of the buffers that are not saved; the list may be shared by very many modules."""
+        """Return the names of buffers that are not saved; many modules may share the list."""
         if not isinstance(names, Inert):
             return set()
         lists = [v for v in (names.items, names.args) if isinstance(v, list | tuple)]

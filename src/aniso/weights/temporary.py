@@ -1,10 +1,10 @@
-"""Names of temporary outputs, and whether the process that writes one is still alive.
+"""Names of temporary outputs, and a check whether the process that writes one is still alive.
 
 A temporary file is called ``.NAME.partial-PID-HEX``, a temporary directory ``NAME.partial-PID-HEX``; the
-first eight of the sixteen digits of HEX tell the running kernel, the others are random. Its writer holds a
-lock (flock) on it. The system releases the lock when the last process that has it dies, so neither a process
-id that was given away again nor one of another container can mislead. Locks of another machine need not be
-visible on a shared file system: what another kernel left is removed only after a week without a change.
+first eight of the sixteen digits of HEX identify the running kernel, the others are random. Its writer holds
+a lock (flock) on it. The system releases the lock when the last process that has it dies, so neither a reused
+process id nor one of another container can mislead. Locks of another machine need not be visible on a shared
+file system: outputs of another kernel are removed only after a week without a change.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _SUFFIX = r"\.partial-(?:old|[0-9]{1,10})-[0-9a-f]{16}"  # fewer digits could be
 TEMPORARY_FILE = re.compile(rf"\..+{_SUFFIX}", re.DOTALL)
 TEMPORARY = re.compile(rf".+{_SUFFIX}", re.DOTALL)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LONG = 7 * 24 * 3600.0  # seconds; no write of ours pauses for that long
+_LONG = 7 * 24 * 3600.0  # seconds; no write pauses for that long
 
 
 def temporary_name(path: Path, *, hidden: bool) -> Path:
-    """A fresh name beside ``path``: hidden for a file, visible for a directory."""
+    """Return a new name beside ``path``: hidden for a file, visible for a directory."""
     return path.with_name(f"{'.' if hidden else ''}{path.name}.partial-{os.getpid()}-{_token()}")
 
 
 def aside_name(path: Path) -> Path:
-    """A fresh name for an old directory while the new one takes its place in two steps."""
+    """Return a new name for an old directory that is replaced in two steps."""
     return path.with_name(f"{path.name}.partial-old-{_token()}")
 
 
 def directories_of(path: Path) -> re.Pattern[str]:
-    """Matches the names of temporary directories of one output."""
+    """Return a pattern for the names of temporary directories of one output."""
     return re.compile(rf"{re.escape(path.name)}{_SUFFIX}")
 
 
@@ -50,7 +50,7 @@ def _token() -> str:
 
 @functools.cache
 def _kernel() -> str:
-    """Eight digits that all processes of this running system share, containers included."""
+    """Return eight digits shared by all processes of this running system, including containers."""
     try:
         return hashlib.sha256(_BOOT.read_bytes()).hexdigest()[:8]
     except OSError:
@@ -58,17 +58,17 @@ def _kernel() -> str:
 
 
 def claim(fd: int, path: Path) -> bool:
-    """Lock a new temporary output for as long as it is open; False if a cleaner was quicker.
+    """Lock a new temporary output for as long as it is open; returns False if a cleaner was faster.
 
-    Where the file system has no locks the output is not locked: then nobody else can lock it either, and it
-    is never taken for abandoned.
+    Without locks in the file system the output is not locked: then no other process can lock it either, and
+    it is never taken for abandoned.
     """
     return _lock(fd) is not False and _is_at(fd, path)
 
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Make a directory look used for the duration of the block, if nobody else does."""
+    """Keep a directory from being removed as empty while the block runs."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(fd)
@@ -79,7 +79,7 @@ def held(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def abandoned(path: Path) -> Iterator[bool]:
-    """Whether the writer of a temporary output is dead; while the block runs nobody else can claim it."""
+    """Yield True if the writer of a temporary output is dead; no one else can claim it in the block."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -92,7 +92,7 @@ def abandoned(path: Path) -> Iterator[bool]:
 
 
 def _is_ours(fd: int, path: Path) -> bool:
-    """True if name and kind fit and it was written under this kernel, or is older than a week."""
+    """True if name and kind match and it was written under this kernel, or is older than a week."""
     if not TEMPORARY.fullmatch(path.name):
         return False
     status = os.fstat(fd)
@@ -105,7 +105,7 @@ def _is_ours(fd: int, path: Path) -> bool:
 
 
 def _lock(fd: int) -> bool | None:
-    """True if it is ours now, False if another process has it, None if there are no locks here."""
+    """Return True if the lock was acquired, False if another process has it, None without locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

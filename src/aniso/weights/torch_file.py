@@ -1,4 +1,4 @@
-"""Checkpoints written by ``torch.save``: the zip form, and the legacy form before torch 1.6."""
+"""Checkpoints written by ``torch.save``: the zip format, and the legacy format before torch 1.6."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def looks_like_torch(head: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Region:
-    """Where a storage lies in the file."""
+    """The position of a storage in the file."""
 
     offset: int
     nbytes: int
@@ -51,7 +51,7 @@ class _Region:
 
 @final
 class TorchFile(WeightSource):
-    """A ``torch.save`` file: its pickle is understood, never run; storages are read when asked for."""
+    """A ``torch.save`` file: its pickle is interpreted, never run; storages are read when used."""
 
     def __init__(self, file: RawFile, entry: str = "", *, tensors_only: bool = False) -> None:
         self.label = file.label
@@ -63,9 +63,9 @@ class TorchFile(WeightSource):
                 root, self._regions = (_read_zip if zipped else _read_legacy)(file, machine)
                 if machine.report.calls and not tensors_only:
                     raise calls_error(self.label, machine.report)
-                found = self._found(root, entry)
+                found = self._state_dict(root, entry)
         except AnisoError as e:
-            # whatever else is wrong: a file that would have called something is unsafe first of all
+            # whatever else is wrong, a file that would call functions is reported as unsafe
             if e.exit_code == UnsafeError.exit_code or not machine.report.calls:
                 raise
             raise calls_error(self.label, machine.report, e) from None
@@ -79,8 +79,8 @@ class TorchFile(WeightSource):
         self._tensors = {n: TensorInfo(v.dtype, v.shape) for n, v in self._views.items()}
         self._verified: set[str] = set()
 
-    def _found(self, root: object, entry: str) -> Found:
-        """The state dict in what the pickle describes, every tensor of it checked."""
+    def _state_dict(self, root: object, entry: str) -> Found:
+        """Return the state dict in the pickle, with every tensor checked."""
         found = find_state_dict(root, entry, self.label)
         self._views = found.tensors
         for name, view in self._views.items():
@@ -115,7 +115,7 @@ class TorchFile(WeightSource):
         region = self._regions[view.storage.key]
         size = BITS[view.dtype] // 8
         if region.crc is not None and view.storage.key not in self._verified:
-            # the checksum covers the whole storage, so the first look at one reads all of it
+            # the checksum covers the whole storage, so the first read of one reads all of it
             raw = self._file.read_tensor(region.offset, region.nbytes)
             if zlib.crc32(as_bytes(raw)) != region.crc:
                 raise InputError(
@@ -147,7 +147,7 @@ class TorchFile(WeightSource):
         if declared != region.nbytes:
             raise UnsafeError(
                 "PICKLE-STORAGE",
-                f"'{self.label}' declares a storage of another size than it holds",
+                f"'{self.label}' declares a storage of a different size than it holds",
                 key=name,
                 expected=f"{declared} bytes",
                 found=f"{region.nbytes} bytes",
@@ -170,7 +170,7 @@ class TorchFile(WeightSource):
 
 
 def calls_error(label: str, report: PickleReport, other: AnisoError | None = None) -> UnsafeError:
-    """The refusal of a pickle that would have called functions, and what else is wrong with it."""
+    """Return the error for a pickle that would call functions, and what else is wrong with it."""
     return UnsafeError(
         "PICKLE-CALL",
         f"'{label}' contains calls to {', '.join(report.calls[:5])}; not executed",
@@ -181,7 +181,7 @@ def calls_error(label: str, report: PickleReport, other: AnisoError | None = Non
 
 @contextlib.contextmanager
 def _about(file: RawFile) -> Iterator[None]:
-    """Errors from inside the pickle learn which file they are about."""
+    """Add the file's name to errors from inside the pickle."""
     try:
         yield
     except AnisoError as e:
@@ -229,7 +229,7 @@ def _check_byte_order(file: RawFile, region: _Region | None) -> None:
 
 
 def _zip_entries(file: RawFile) -> dict[str, _Region]:
-    """Every entry's place, if the archive has only what torch writes: stored, distinct, in bounds."""
+    """Return every entry's position; raises unless all are stored, distinct and in bounds."""
     try:
         with file.stream() as stream, zipfile.ZipFile(cast(Any, _Directory(stream))) as archive:
             infos = archive.infolist()
@@ -268,7 +268,7 @@ def _zip_entries(file: RawFile) -> dict[str, _Region]:
 
 
 class _Directory:
-    """A stream that refuses to read a zip archive's directory at once if it is too long.
+    """A stream that raises if a zip archive's directory is too long to be read at once.
 
     Python's reader makes an object of 600 bytes of every 46 bytes, before anything can be checked.
     """
@@ -315,7 +315,7 @@ def _zip_unsafe(file: RawFile, found: str, name: str = "") -> UnsafeError:
 
 
 def _read_legacy(file: RawFile, machine: Machine) -> tuple[object, dict[str, _Region]]:
-    """Five pickles (magic, version, system, the object, the storages' keys), then the storages."""
+    """Read five pickles (magic, version, system, the object, the storages' keys), then the storages."""
     with file.stream() as stream:
         stream.seek(0)
         first = machine.run(stream)
@@ -365,7 +365,7 @@ def _legacy_regions(
         if numel != storage.numel:
             raise UnsafeError(
                 "PICKLE-STORAGE",
-                f"storage {printable(key)} has another size than declared",
+                f"storage {printable(key)} has a different size than declared",
                 expected=storage.numel,
                 found=numel,
                 fix="download it again from a source you trust",

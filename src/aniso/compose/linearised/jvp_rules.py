@@ -209,7 +209,7 @@ def _conv2d(
     *how: Any,
     **more: Any,
 ) -> Tensor | None:
-    """The first layer of an encoder: images have no tangent, and torch would multiply zeros."""
+    """Return the dual output of an encoder's first layer: images have no tangent."""
     (x, dx), (w, dw), (b, db) = _unpack(input), _unpack(weight), _unpack(bias)
     if dx is not None or dw is None or (db is None) != (b is None):
         return None

@@ -2,10 +2,10 @@
 
 A part is what one vector has in one tensor: a row of a stacked tensor, the ranks of one low-rank term, or a
 whole tensor that vectors share. The index of the file lists the checksums of all parts, and its own sha256 is
-in the file's metadata and in the bank's manifest: no damaged or exchanged part is ever used.
+in the file's metadata and in the bank's manifest: no damaged or exchanged part is used.
 
 xxh3 runs at the speed of memory (30 GB/s on one core, where sha256 has 1.8 and crc32 4.2): checking costs
-less than reading. It finds damage; it is no protection against somebody who may write the whole bank.
+less than reading. It detects damage; it does not protect against an attacker who can write the bank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PartWriter:
         self._digest.update(as_bytes(piece.detach().contiguous()))
 
     def end_part(self) -> None:
-        """Note the checksum of what was appended since the last part ended."""
+        """Record the checksum of what was appended since the last part ended."""
         self.checksums[self._open] += self._digest.hexdigest()
         self._digest.reset()
 
@@ -67,7 +67,7 @@ class VerifiedFile:
     """Reads the tensors of a vector file and compares every part once with its checksum.
 
     Files of the first schema list no checksums; there the bank's manifest has the sha256 of the whole file,
-    which is compared before the first tensor is handed out.
+    which is compared before the first tensor is returned.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VerifiedFile:
         self._starts = starts
         self._sha256 = None if checksums else sha256
         self._verified: set[tuple[str, int]] = set()
-        self._ranges: set[tuple[str, int, int]] = set()  # what streams ask for again and again
+        self._ranges: set[tuple[str, int, int]] = set()  # ranges that are read repeatedly
 
     def read(self, name: str) -> Tensor:
         """Read a tensor that is one part."""

@@ -1,4 +1,4 @@
-"""``manifest.json``: which files a bank is made of, and what their content must hash to."""
+"""``manifest.json``: the files of a bank, with their hashes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +28,8 @@ class _Strict(BaseModel):
 
 
 class FileRecord(_Strict):
+    """A file of the bank: its name, sha256 and size."""
+
     file: str
     sha256: str
     nbytes: int
@@ -40,37 +41,38 @@ Fact = str | int | float
 
 
 class Manifest(_Strict):
-    """What ``manifest.json`` says."""
+    """The content of ``manifest.json``."""
 
     schema_version: int
     base: str
-    """Hash of the base's content."""
+    """The hash of the base's content."""
     layout: str
-    """Signature of the layout."""
+    """The signature of the layout."""
     files: tuple[FileRecord, ...]
     vectors: tuple[str, ...]
-    """Names in the order of the table; each is in one of the files."""
+    """Vector names in the bank's order; each vector is in one of the files."""
     facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
-    """What whoever made the bank wants known of its vectors: a task's accuracies, say."""
+    """Facts about vectors, such as accuracies of their tasks; see ``Bank.annotate``."""
     features: FileRecord | None = None
-    """Mean features of the vectors' own tasks, if anybody computed them."""
+    """The file of mean features, if there is one."""
     checksum: str | None = None
-    """The sha256 of all the rest of the manifest; schema 1 had none."""
+    """The sha256 of the rest of the manifest; schema 1 had none."""
 
     def dump(self) -> str:
-        """The text of the file, with its checksum unless it is of schema 1."""
+        """Return the text of the file, with its checksum unless it is of schema 1."""
         content = self.model_dump(mode="json", exclude_none=True, exclude={"checksum"})
         if self.schema_version > 1:
             content["checksum"] = manifest_checksum(content)
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def manifest_checksum(content: Mapping[str, Any]) -> str:
+def manifest_checksum(content: Mapping[str, object]) -> str:
     rest = {key: value for key, value in content.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> Manifest:
+    """Read and check the manifest of a bank directory."""
     if not (path / MANIFEST).exists():
         raise InputError(
             "BANK-MANIFEST",
@@ -90,7 +92,7 @@ def read_manifest(path: Path) -> Manifest:
         if not expected.fullmatch(record.file):
             raise UnsafeError(
                 "DIR-PATH",
-                f"'{printable(path / MANIFEST)}' points to a file that no bank has",
+                f"'{printable(path / MANIFEST)}' names a file that is not a bank's",
                 entry=printable(record.file),
                 expected="vectors-000.safetensors and the like, in the same directory",
                 fix="build the bank again",
@@ -126,15 +128,15 @@ def check_vector_name(name: str) -> None:
         )
 
 
-def require_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What JSON cannot hold would make the bank unreadable."""
+def require_facts(facts: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise unless all facts are texts or finite numbers, which JSON can hold."""
     for name, found in facts.items():
         for key, value in found.items():
             fine = isinstance(key, str) and isinstance(value, str | int | float)
             if not fine or (isinstance(value, float) and not math.isfinite(value)):
                 raise UsageError(
                     "BANK-MANIFEST",
-                    f"'{printable(key)}' of '{name}' cannot be written down",
+                    f"'{printable(key)}' of '{name}' cannot be stored",
                     found=f"{type(value).__name__} {printable(value)}",
                     expected="a text or a finite number",
                     fix="float(value), or leave it out",

@@ -1,4 +1,4 @@
-"""Reading files of vectors: the index at once, deltas when asked for."""
+"""Reading of vector files: the index when opened, deltas when used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_INDEX = 256 << 20
 
 @dataclass(frozen=True)
 class SegmentVector:
-    """One vector of a segment, unread."""
+    """One vector of a file; its deltas are not read yet."""
 
     name: str
     provenance: Provenance
@@ -49,7 +49,7 @@ class SegmentVector:
 
 @final
 class Segment:
-    """A file of vectors: its index is read when opened, deltas when asked for."""
+    """A vector file: its index is read when opened, deltas when used."""
 
     def __init__(self, file: SafetensorsFile, index: Index, sha256: str | None = None) -> None:
         self._file = file
@@ -68,8 +68,8 @@ class Segment:
     def open(cls, path: Path, *, index_sha256: str | None = None, sha256: str | None = None) -> Segment:
         """Open a file of vectors; its index is read and compared with its hash, deltas are not read.
 
-        ``index_sha256`` and ``sha256`` are what a bank's manifest says of the index and of the whole file.
-        Files of schema 1 have no checksums of their own: they are compared with ``sha256`` when first read.
+        ``index_sha256`` and ``sha256`` are the hashes of the index and the file in a bank's manifest.
+        Files of schema 1 have no checksums: they are compared with ``sha256`` when first read.
         """
         file = SafetensorsFile(RawFile(path))
         info = file.tensors.get(INDEX)
@@ -106,14 +106,14 @@ class Segment:
     def vector(self, i: int) -> SegmentVector:
         record = self.index.vectors[i]
         cells = {name: partial(self._cell, name, i) for name in self._present[i]}
-        origin = Provenance(**record.origin.model_dump())
-        return SegmentVector(record.name, origin, record.norms, record.relative_error, cells)
+        provenance = Provenance(**record.origin.model_dump())
+        return SegmentVector(record.name, provenance, record.norms, record.relative_error, cells)
 
     def _cell(self, block: str, i: int) -> Delta:
         return self.read(block, {i})[i]
 
     def cell_bytes(self, block: str, i: int) -> int:
-        """What one vector's delta of a block takes in the file, with its share of what vectors share."""
+        """Return the stored size of one vector's delta of a block, with its share of shared tensors."""
         cell = self.index.cells.get(block)
         if cell is None:
             return 0
@@ -126,7 +126,7 @@ class Segment:
         return sum(rank * info.nbytes // info.shape[0] for rank, info in pairs)
 
     def read(self, block: str, wanted: set[int], *, exact: bool = True) -> dict[int, Delta]:
-        """The deltas of one block for the vectors wanted; for all of them it is one contiguous read."""
+        """Read one block of the wanted vectors; for all vectors this is one contiguous read."""
         cell = self.index.cells.get(block)
         if cell is None:
             return {}
@@ -160,7 +160,7 @@ class Segment:
             yield start + k, Dense(values[k], _slice(missed, start + k, numel))
 
     def _exact(self, block: str, numel: int) -> Exact | None:
-        """Exact values of all vectors; ``numel`` is the number of elements they may point to."""
+        """Read the exact values of all vectors; ``numel`` is the number of elements they may point to."""
         if f"{block}|exact.index" not in self._file.tensors:
             return None
         index = self._verified.read(f"{block}|exact.index")
@@ -174,7 +174,7 @@ class Segment:
         if not fits:
             raise InputError(
                 "VECTOR-FILE",
-                f"'{self._file.label}' has exact values without a place",
+                f"'{self._file.label}' has exact values with invalid indices",
                 key=block,
                 fix="build it again",
             )
@@ -194,7 +194,7 @@ class Segment:
         return {i: LowRank(shape, own) for i, own in found.items()}
 
     def _check(self) -> None:
-        """The index must describe the tensors that are there, and nothing else."""
+        """Raise unless the index describes exactly the tensors in the file."""
         index = self.index
         for vector, present in zip(index.vectors, self._present, strict=True):
             if set(vector.norms) != set(present):
@@ -210,14 +210,14 @@ class Segment:
             self._check_checksums()
 
     def _check_checksums(self) -> None:
-        """Every part of every tensor must have a checksum, so that none can be read unverified."""
+        """Raise unless every part of every tensor has a checksum, so that none can be read unverified."""
         for name in self._file.tensors:
             parts = len(self._part_starts(name))
             if name != INDEX and len(self.index.checksums.get(name, "")) != parts * DIGITS:
                 raise ValueError(f"{name} does not have {parts} checksums")
 
     def _part_starts(self, name: str) -> Sequence[int]:
-        """The first row of every part of a tensor."""
+        """Return the first row of every part of a tensor."""
         block, _, what = name.partition("|")
         if what in ("mean", "exact.index", "exact.value"):
             return (0,)
@@ -227,7 +227,7 @@ class Segment:
         return range(len(cell.dense))
 
     def _check_cell(self, block: Block, cell: CellRecord) -> set[str]:
-        """The names of the tensors that make up a cell, once they have been found to fit."""
+        """Return the names of a cell's tensors; raises unless their shapes and dtypes are as expected."""
         count, tensors = len(self.index.vectors), self._file.tensors
         for i in (*cell.dense, *(t.vector for t in cell.terms)):
             if not 0 <= i < count:
@@ -244,7 +244,7 @@ class Segment:
         return set(expected) | factors | exact
 
     def _expected(self, block: Block, cell: CellRecord) -> dict[str, TensorInfo]:
-        """Shape and dtype ("F" for any float) of a cell's dense or packed tensors."""
+        """Return shape and dtype ("F" for any float) of a cell's dense or packed tensors."""
         n, name = len(cell.dense), block.name
         if not cell.dense:
             return {}
@@ -278,11 +278,11 @@ class Segment:
 
 
 def _require_intact(file: SafetensorsFile, text: bytes, recorded: str | None) -> None:
-    """The index must be of a schema we read, and have the sha256 that the file and the manifest say."""
+    """Raise unless the index has a known schema and the sha256 in the file's metadata and the manifest."""
     schema = file.metadata.get("schema")
     if schema == "1":
         if file.metadata != {"format": FORMAT, "schema": "1"} or recorded is not None:
-            raise ValueError("schema 1 where the manifest or the metadata speaks of another")
+            raise ValueError("schema 1 in the index, another in the manifest or the metadata")
         return
     found = hashlib.sha256(text).hexdigest()
     if schema is None or schema not in map(str, READABLE):
@@ -290,7 +290,7 @@ def _require_intact(file: SafetensorsFile, text: bytes, recorded: str | None) ->
     if file.metadata != metadata(found) or recorded not in (None, found):
         raise InputError(
             "FILE-HASH",
-            f"'{file.label}' is damaged, or is not the file that its bank was made of",
+            f"'{file.label}' is damaged, or is not the file of its bank",
             key=INDEX,
             expected=recorded or printable(file.metadata.get("index", "a hash in the metadata")),
             found=found,
@@ -299,7 +299,7 @@ def _require_intact(file: SafetensorsFile, text: bytes, recorded: str | None) ->
 
 
 def _runs(rows: list[int]) -> list[tuple[int, int]]:
-    """What to read at once: all from the first to the last row, or only neighbours if most are not wanted."""
+    """Return the ranges to read: first to last row, or only neighbours if most are not wanted."""
     if not rows or 2 * len(rows) > rows[-1] + 1 - rows[0]:
         return [(rows[0], rows[-1] + 1)] if rows else []
     starts = [row for i, row in enumerate(rows) if i == 0 or rows[i - 1] + 1 != row]
@@ -307,7 +307,7 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
 
 
 def _slice(exact: Exact | None, row: int, numel: int) -> Exact | None:
-    """The entries of one vector; entries are sorted by vector."""
+    """Return the entries of one vector; entries are sorted by vector."""
     if exact is None:
         return None
     bounds = torch.tensor([row * numel, (row + 1) * numel], dtype=exact.index.dtype)

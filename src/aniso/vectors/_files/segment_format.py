@@ -1,4 +1,4 @@
-"""Vectors on disk: one safetensors file in which all vectors' deltas of a block lie together.
+"""The format of vector files: safetensors in which the deltas of a block are stored together for all vectors.
 
 Written block by block, so the memory needed is that of one block of one vector; read block by block, so a
 bank may be larger than memory. For a block ``B`` the file holds
@@ -9,7 +9,7 @@ bank may be larger than memory. For a block ``B`` the file holds
 * ``B|A.n`` and ``B|B.n``: the low-rank factors of all vectors, concatenated along the rank
   (``B`` transposed), one pair for each number of rows and dtype that occurs;
 
-and a last tensor, ``aniso.index``, that says in JSON which vector is where, with a checksum of every part
+and a last tensor, ``aniso.index``, JSON that lists where each vector is, with a checksum of every part
 (``checksums.py``). Its own sha256 is in the file's metadata. Schema 1 had no checksums.
 """
 
@@ -27,7 +27,7 @@ FORMAT = "aniso vectors"
 
 
 def metadata(index_sha256: str) -> dict[str, str]:
-    """The metadata of a file that this version writes."""
+    """Return the metadata of a file that this version writes."""
     return {"format": FORMAT, "schema": str(SCHEMA), "index": index_sha256}
 
 
@@ -36,7 +36,7 @@ class _Strict(BaseModel):
 
 
 class BlockRecord(_Strict):
-    """A block as it is written down: without the names it had in some file."""
+    """A block, without the names of its tensors in the source file."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,13 +45,17 @@ class BlockRecord(_Strict):
 
 
 class BaseRecord(_Strict):
+    """The base of all vectors of the file."""
+
     label: str
     content: str
     activation: str | None = None
     norms: dict[str, float]
 
 
-class OriginRecord(_Strict):
+class ProvenanceRecord(_Strict):
+    """The provenance of a vector."""
+
     source: str
     format: str
     sha256: str = ""
@@ -62,10 +66,12 @@ class OriginRecord(_Strict):
 
 
 class VectorRecord(_Strict):
+    """A vector: its name, block norms, packing error and provenance."""
+
     name: str
     norms: dict[str, float]
     relative_error: float = 0.0
-    origin: OriginRecord
+    origin: ProvenanceRecord
 
 
 class TermRecord(_Strict):
@@ -80,10 +86,10 @@ class TermRecord(_Strict):
 
 
 class CellRecord(_Strict):
-    """What the file holds of one block."""
+    """The deltas of one block in the file."""
 
     dense: tuple[int, ...] = ()
-    """Vectors in the order they are stacked in."""
+    """Indices of the vectors in the order in which they are stacked."""
     packed: bool = False
     terms: tuple[TermRecord, ...] = ()
 

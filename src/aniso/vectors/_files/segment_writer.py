@@ -1,4 +1,4 @@
-"""Writing vectors to a file, block by block, in the memory of one block."""
+"""Writing of vector files, block by block, in the memory of one block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aniso.vectors._files.segment_format import (
     BlockRecord,
     CellRecord,
     Index,
-    OriginRecord,
+    ProvenanceRecord,
     TermRecord,
     VectorRecord,
     metadata,
@@ -34,11 +34,11 @@ from aniso.weights.atomic import HashedStream
 from aniso.weights.dtypes import NAMES
 from aniso.weights.files import Progress
 
-_CHUNK = GROUP << 12  # elements packed at a time; what is made of them stays in cache
+_CHUNK = GROUP << 12  # elements packed at a time; intermediate results stay in cache
 
 
 class VectorLike(Protocol):
-    """What the writer needs of a vector."""
+    """A vector as the writer uses it."""
 
     name: str
     layout: Layout
@@ -50,7 +50,7 @@ class VectorLike(Protocol):
     def __contains__(self, block: str) -> bool: ...
     def __getitem__(self, block: str) -> Delta: ...
     def checked_provenance(self, norms: Mapping[str, float]) -> Provenance:
-        """The vector's provenance, now that all its norms are known."""
+        """Return the provenance, with notes on the norms, which are all known now."""
 
 
 def write_segment(
@@ -67,7 +67,7 @@ def write_segment(
         if "|" in block.name or block.name == INDEX:
             raise InputError(
                 "CKPT-KEYS",
-                f"a block cannot be called '{printable(block.name)}' in a file of vectors",
+                f"a block in a vector file cannot be called '{printable(block.name)}'",
                 fix="rename the tensor in the base and in every tuned model",
             )
     names = [f"{b.name}{end}" for b in layout.blocks for end in _NAME_ENDS]
@@ -108,7 +108,7 @@ _NAME_ENDS = ("", "|codes", "|scales", "|mean", "|exact.index", "|exact.value",
 
 
 def common_base(vectors: Sequence[VectorLike]) -> BaseInfo:
-    """The base of vectors that are over one; some may not know its activation."""
+    """Return the base that all vectors share, with its activation if any of them records it."""
     bases = [vector.base for vector in vectors]
     activation = next((base.activation for base in bases if base.activation), None)
     return replace(bases[0], activation=activation)
@@ -122,13 +122,14 @@ def _index(
     measured: list[_Measured],
 ) -> Index:
     records = []
-    for vector, own in zip(vectors, measured, strict=True):
-        origin = vector.checked_provenance(own.norms)
-        kept = {block: own.stored[block] for block in own.kept}
-        lost = math.sqrt(own.error / max(sum(n * n for n in own.norms.values()), 1e-300))
-        # packing what was packed before: errors of independent roundings add up in squares
+    for vector, measured_vector in zip(vectors, measured, strict=True):
+        provenance = vector.checked_provenance(measured_vector.norms)
+        kept = {block: measured_vector.stored[block] for block in measured_vector.kept}
+        squares = sum(n * n for n in measured_vector.norms.values())
+        lost = math.sqrt(measured_vector.error / max(squares, 1e-300))
+        # for vectors that were packed before: errors of independent roundings add up in squares
         total = math.hypot(lost, vector.relative_error)
-        record = OriginRecord(**asdict(origin))
+        record = ProvenanceRecord(**asdict(provenance))
         records.append(VectorRecord(name=vector.name, norms=kept, relative_error=total, origin=record))
     base = common_base(vectors)
     return Index(
@@ -151,7 +152,7 @@ def _index(
 
 @dataclass
 class _Measured:
-    """What is learned of a vector while it is written."""
+    """Norms and errors of a vector, measured while it is written."""
 
     norms: dict[str, float] = field(default_factory=dict)
     stored: dict[str, float] = field(default_factory=dict)
@@ -169,7 +170,7 @@ class _BlockWriter:
         self.packing = storage.packing if block.numel > SMALL else None
         self.progress = progress
         self.norms: dict[int, float] = {}
-        self.stored: dict[int, float] = {}  # norms of what packing left, where they differ
+        self.stored: dict[int, float] = {}  # norms after packing, where they differ
         self.errors: dict[int, float] = {}
         self.record = CellRecord()
         self._dense: list[int] = []
@@ -189,9 +190,9 @@ class _BlockWriter:
         self.record = CellRecord(dense=tuple(self._dense), packed=packed, terms=tuple(terms))
 
     def _visit(self, i: int, vector: VectorLike, write: Callable[[int, Dense], None]) -> None:
-        """Hand a dense delta to ``write``; put a low-rank one aside, drop one that is zero.
+        """Pass a dense delta to ``write``; collect a low-rank one, drop one that is zero.
 
-        The delta lives in this call alone, so that it is gone before the next one is read.
+        The delta is local to this call, so that it is freed before the next one is read.
         """
         delta = vector[self.block.name]
         self.norms[i] = delta.norm()
@@ -273,7 +274,7 @@ class _BlockWriter:
             self._add_parts(f"{name}|scales", scales, (len(scales), *scales[0].shape))
 
     def _pack(self, i: int, values: Tensor, packing: Packing, mean: Tensor | None) -> Tensor:
-        """Write one vector's codes; returns its scales. In pieces, so that it needs little memory."""
+        """Write one vector's codes in chunks, which need little memory; returns its scales."""
         scales, error, size = [], 0.0, 0.0
         for start in range(0, values.numel(), _CHUNK):
             chunk = values[start : start + _CHUNK].float()
@@ -289,7 +290,7 @@ class _BlockWriter:
         return torch.cat(scales)
 
     def _mean(self, present: list[tuple[int, VectorLike]]) -> Tensor | None:
-        """The mean of the dense vectors, where the storage wants one; this reads them once more."""
+        """Return the mean of the dense vectors, if the storage has one; this reads them once more."""
         if not self.storage.has_mean or self.packing is None:
             return None
         total, count = torch.zeros(self.block.shape), 0
@@ -332,7 +333,7 @@ class _BlockWriter:
 
 
 def _added(total: Tensor, delta: Delta) -> bool:
-    """Add a delta that will be packed to ``total``; says whether it is one."""
+    """Add a delta to ``total`` if it will be packed; returns whether it will be."""
     if isinstance(delta, LowRank) or delta.vanishes(delta.norm()):
         return False
     total += delta.values if isinstance(delta, Dense) else delta.dense()

@@ -1,4 +1,4 @@
-"""Where the tensors of an adapter belong in a base that may name them differently."""
+"""Matching of an adapter's tensor names with a base that may name them differently."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Find = Callable[[str], tuple[Place, ...]]
 
 
 def place_finder(base: BlockSource, keys: list[str], adapter: PeftAdapter) -> tuple[Find, list[str]]:
-    """How to find the places of the adapter's keys, by one rule for all of them, and notes on it.
+    """Return a function from an adapter's key to its place in the base, and notes on the rule it uses.
 
-    The keys may be the base's own, or those of either library for a whole CLIP, with or without a prefix.
-    A prefix counts only if it fits every key, and if no other one does that leads to other places.
+    The keys may be the base's own, or those of either library for a complete CLIP, with or without a prefix.
+    A prefix is used only if it fits every key, and no other prefix that does leads to other places.
     """
     _refuse_text_encoder(adapter, keys, base.layout)
     namings = [_standard_names(base.layout)] if base.layout.scheme != PLAIN else []
@@ -40,13 +40,13 @@ def place_finder(base: BlockSource, keys: list[str], adapter: PeftAdapter) -> tu
         )
     if whole:
         return whole[0], [f"names read with {whole[0]}"]
-    # some key has no place under any rule; the rule that fits most tells best which
+    # some key has no place under any rule; the best rule gives the most useful error
     return max(fits, key=lambda fit: fit.matched, default=_Fit("", "", namings[0], 0)), []
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A prefix to take off and one to put on, and how many keys that makes known."""
+    """A prefix to remove and one to add, and the number of keys that are known then."""
 
     taken: str
     added: str
@@ -75,13 +75,13 @@ def _fits(keys: list[str], known: Mapping[str, tuple[Place, ...]]) -> list[_Fit]
 
 
 def _names_a_tower(prefix: str) -> bool:
-    """A prefix that says which tower it is of is part of the name, not a wrapper around it."""
+    """True if a prefix names a tower, so that it is part of the name and not a wrapper's."""
     parts = prefix.split(".")
     return any(part.startswith("text") or part in ("visual", "vision_model") for part in parts)
 
 
 def _distinct(fits: list[_Fit], keys: list[str]) -> list[_Fit]:
-    """Those that lead to different places."""
+    """Return the fits that lead to different places."""
     found: dict[tuple[tuple[Place, ...], ...], _Fit] = {}
     for fit in fits:
         places = tuple(tuple(Place(p.block, replace(p.part, key="")) for p in fit(key)) for key in keys)
@@ -94,7 +94,7 @@ _WHOLE_MODELS = ("CLIP", "CLIPModel", "CustomTextCLIP")
 
 
 def _refuse_text_encoder(adapter: PeftAdapter, keys: list[str], layout: Layout) -> None:
-    """Both towers of a CLIP name their layers alike; the class it was trained on may tell which it is."""
+    """Raise for an adapter of the text tower, whose layers have the same names as the image tower's."""
     made_for = adapter.settings.base_class or ""
     if layout.scheme != PLAIN and "Text" in made_for and made_for not in _WHOLE_MODELS:
         raise keys_error(
@@ -106,13 +106,13 @@ def _refuse_text_encoder(adapter: PeftAdapter, keys: list[str], layout: Layout) 
 
 
 def _is_bare(layout: Layout) -> bool:
-    """Whether the base's own names do not say that they are the image encoder's."""
+    """True if the base's names do not tell that they belong to the image encoder."""
     keys = (part.key for block in layout.blocks for part in block.parts)
     return not any(mark in f".{key}" for key in keys for mark in (".visual.", ".vision_model."))
 
 
 def _own_names(base: BlockSource) -> dict[str, tuple[Place, ...]]:
-    """Places by the base's own names; tensors outside of task vectors have none."""
+    """Return places by the base's own names; tensors outside of task vectors have none."""
     known: dict[str, tuple[Place, ...]] = dict(base.layout.places)
     known |= {part.key: () for block in base.layout.outside for part in block.parts if part.key not in known}
     known |= {name: known[first] for name, first in tied_names(base.source).items() if first in known}
@@ -120,7 +120,7 @@ def _own_names(base: BlockSource) -> dict[str, tuple[Place, ...]]:
 
 
 def _standard_names(layout: Layout) -> dict[str, tuple[Place, ...]]:
-    """Places by the names that both libraries give the tensors of a whole CLIP."""
+    """Return places by the names of both libraries for the tensors of a complete CLIP."""
     both = (*layout.blocks, *layout.outside)
     depth = 1 + max((b.depth for b in both if b.depth is not None), default=-1)
     known: dict[str, tuple[Place, ...]] = {}
@@ -132,7 +132,7 @@ def _standard_names(layout: Layout) -> dict[str, tuple[Place, ...]]:
 
 
 def _both_names(rule: Rule, blocks: Mapping[str, Block]) -> dict[str, tuple[Place, ...]]:
-    """A rule's block, or its thirds where they are blocks of their own, under both libraries' names."""
+    """Yield a rule's block, or its three separate blocks, under the names of both libraries."""
     places, row = [], 0
     for name in (rule.open_clip, *(f"{rule.open_clip}.{x}" for x in "qkv")):
         if name in blocks:

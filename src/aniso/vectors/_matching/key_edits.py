@@ -1,4 +1,4 @@
-"""Exceptions a user states: keys to leave out, keys to rename."""
+"""Keys of a checkpoint to skip or rename, as the user requests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from aniso.weights import PeftAdapter, Renamed, WeightSource
 
 @dataclass(frozen=True)
 class KeyEdits:
-    """Patterns of keys to skip, and old names to new ones."""
+    """Keys of a checkpoint to skip (shell patterns) or to rename (old name to new).
+
+    For example ``KeyEdits(skip=("text_model.*",), rename={"head.w": "head.weight"})``.
+    """
 
     skip: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def skips(self, *names: str) -> bool:
+        """True if one of the names matches a pattern to skip."""
         return any(fnmatchcase(name, pattern) for name in names for pattern in self.skip)
 
     def applied(self, source: WeightSource) -> WeightSource:
-        """The source with these exceptions made."""
+        """Return the source with these edits."""
         kept = [key for key in source.tensors if not self.skips(key)]
         if len(kept) == len(source.tensors) and not set(self.rename) & set(kept):
             return source
@@ -42,7 +46,7 @@ class KeyEdits:
         return Renamed(source, names, info)
 
     def require_used(self, sources: Iterable[WeightSource]) -> None:
-        """An exception that matches nothing in any source is a typing error."""
+        """Raise if an edit matches no key of any source, which is a spelling mistake."""
         opened = list(sources)
         keys = {key for source in opened for key in source.tensors}
         unused = [f"--rename {old}={new}" for old, new in self.rename.items() if old not in keys]

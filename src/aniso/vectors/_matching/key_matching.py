@@ -1,4 +1,4 @@
-"""Whether a fine-tuned model fits its base: names, shapes, everything that is left outside."""
+"""Matching of a fine-tuned model with its base: names, shapes, and tensors outside of task vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 8
 def match_blocks(
     base: BlockSource, tuned: BlockSource, edits: KeyEdits
 ) -> tuple[list[tuple[Block, Block]], list[str]]:
-    """Blocks of base and tuned model by name, and notes on what is absent by a known rule."""
+    """Return pairs of base and tuned blocks by name, and notes on blocks that are absent by a known rule."""
     _check_activation(base, tuned)
     _refuse_linearised(tuned)
     _refuse_integers(base, tuned)
@@ -32,10 +32,10 @@ def match_blocks(
 
 
 def _untied(base: BlockSource, tuned: BlockSource) -> tuple[dict[str, Block], list[str]]:
-    """The tuned model's blocks under the base's names, where files differ in what they store once.
+    """Return the tuned model's blocks under the base's names, where files store tied tensors differently.
 
     One file may hold a tied tensor under all of its names, another under one; a third may have untied it,
-    which is the same model only as long as the values are equal.
+    which is the same model only if the values are equal.
     """
     theirs, notes = dict(tuned.layout.by_name), list[str]()
     mine, other = tied_names(base.source), tied_names(tuned.source)
@@ -60,7 +60,7 @@ def _untied(base: BlockSource, tuned: BlockSource) -> tuple[dict[str, Block], li
                 )
         if len(found) > 1 or found[0].name != block.name:
             notes.append(f"{printable(block.name)} is tied to other names in one of the two files")
-    # every name that a matched tensor goes by, here or in the base, is accounted for
+    # every name of a matched tensor, here or in the base, is accounted for
     used = {block.name for block in matched.values()}
     used |= {other.get(n, n) for n, first in mine.items() if first in matched}
     return matched | {n: b for n, b in theirs.items() if n not in used}, notes
@@ -161,7 +161,7 @@ def _listed(blocks: list[Block]) -> list[str]:
 
 
 def _compare_outside(base: BlockSource, tuned: BlockSource) -> list[str]:
-    """Everything a task vector leaves out must be the same, or the vector would not be the model."""
+    """Raise if a tensor outside of the vector differs, so that the vector would not give the model."""
     notes = []
     differing, statistics = [], 0
     for mine, theirs in outside_pairs(base, tuned):

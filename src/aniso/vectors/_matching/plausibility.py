@@ -1,4 +1,4 @@
-"""Whether a difference looks like fine-tuning of this base."""
+"""Plausibility checks: does a difference look like fine-tuning of this base?"""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_plausible(
     *,
     allow_distant: bool = False,
 ) -> list[str]:
-    """Notes on a vector with these block norms; an error if it is no difference to this base.
+    """Return notes on a vector with these block norms; raises if it is no plausible fine-tuning of the base.
 
-    ``dtypes`` are those the blocks of the tuned model were stored in.
+    ``dtypes`` are the stored dtypes of the tuned model's blocks.
     """
     if not any(norms.values()):
         raise InputError(
@@ -94,7 +94,7 @@ def _outliers(
     base_norms: Mapping[str, float],
     allow_distant: bool,
 ) -> list[str]:
-    """Blocks that changed by more than fine-tuning does; an error if by far more."""
+    """Return a warning on blocks that changed more than fine-tuning does; raises if by far more."""
     changes = _changes(layout, norms, base_norms)
     small = {block.name for block in layout.blocks if len(block.shape) < 2}
     excess = {b: change / (_SMALL_SLACK if b in small else 1.0) for b, change in changes.items()}
@@ -116,7 +116,7 @@ def _outliers(
 
 
 def _changes(layout: Layout, norms: Mapping[str, float], base_norms: Mapping[str, float]) -> dict[str, float]:
-    """How far each block moved, as a multiple of its own size in the base.
+    """Return how far each block moved, as a multiple of its norm in the base.
 
     A block that is smaller there than a typical weight matrix, element by element, is compared with that one:
     it may have started at zero, where any change is large.
@@ -136,7 +136,7 @@ def _changes(layout: Layout, norms: Mapping[str, float], base_norms: Mapping[str
 def _rounding(
     norms: Mapping[str, float], base_norms: Mapping[str, float], dtypes: Mapping[str, str]
 ) -> list[str]:
-    """How much of a difference is rounding of the numbers it was computed from, block by block."""
+    """Return notes on the share of a difference that is rounding error of narrow dtypes."""
     narrow = {block: dtype for block, dtype in dtypes.items() if dtype in ("F16", "BF16")}
     notes = []
     if "F64" in dtypes.values():
