@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aniso.data import load_task as load_task
     from aniso.data import read_examples as read_examples
     from aniso.errors import AnisoError as AnisoError
+    from aniso.experiments import recipes as recipes
     from aniso.learn import CrossEntropy as CrossEntropy
     from aniso.learn import Schedule as Schedule
     from aniso.learn import evaluate as evaluate
@@ -97,6 +98,7 @@ _MODULES = {
     "heads": "aniso.learn.heads",
     "selection": "aniso.learn.selection",
     "keep": "aniso.learn.keep",
+    "recipes": "aniso.experiments.recipes",
 }
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

@@ -65,7 +65,7 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         if stored is not None:
             return stored
         composition, factors = self._composition(session)
-        trained = Trainable.coefficients(composition)
+        trained = Trainable.coefficients(composition.prepare())  # damaged vectors are found before training
         done = session.fit(trained)
         metrics = training_metrics(done, trained)
         if factors is not None:
