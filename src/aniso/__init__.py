@@ -1,7 +1,7 @@
 """aniso composes fine-tuned models: one learned coefficient per task vector and parameter block.
 
-Objectives, heads, selection rules and keep rules have namespaces of their own: ``aniso.objectives``,
-``aniso.heads``, ``aniso.selection`` and ``aniso.keep``.
+Objectives, heads, selection rules, keep rules and the paper's recipes have namespaces of their own:
+``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep`` and ``aniso.recipes``.
 """
 
 from __future__ import annotations
