@@ -261,6 +261,8 @@ EXPLANATIONS: dict[str, str] = {
     "without any would be learned to be never the answer.",
     "HEAD-FEATURES": "A head belongs to the features it was learned on. Those of another model, or of other "
     "coefficients, lie elsewhere, and its answers on them would be noise.",
+    "HEAD-OPTION": "Every head has options of its own, such as the momentum of LP++; aniso fit few-shot "
+    "--head lpp --head-option x=1 lists those of a head with their defaults.",
     "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
     "RUN-STATE": "What a run left to go on from is damaged, or there is none.",
     "RUN-CHANGED": "A run goes on only with the same inputs and settings, or its result would be neither "
