@@ -72,6 +72,7 @@ def completed(record: Record) -> Setting:
         spec["head_options"] = EARLIER_HEADS[spec["head"]]
     if "schedule" in spec:
         spec["schedule"] = {SCHEDULE.get(name, name): value for name, value in spec["schedule"].items()}
+        spec["schedule"].setdefault("epoch_of", "longest")
     if spec["setting"] == "test-time" and spec.pop("train", None) == "layernorm":
         spec["method"] = "layernorm"
     # options of other methods were recorded, too

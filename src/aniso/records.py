@@ -72,7 +72,9 @@ class EpochRow(_Part):
     """
 
     epoch: int | None = None
-    """Number of the epoch, or of the look; 0 is the start, before any step."""
+    """Number of complete epochs, or of the look; 0 is the start, before any step."""
+    step: int | None = None
+    """Steps of the run so far, where epochs are validated within or cut short."""
     loss: float | None = None
     """Weighted sum of ``terms``, as a mean over the epoch; None at the start."""
     terms: dict[str, float] = Field(default_factory=dict)

@@ -89,7 +89,9 @@ class TestTime(AdaptingSetting, ImageSetting):
         return self.schedule
 
     def constrained(self, schedule: Schedule) -> Schedule:
-        return replace(schedule, epochs=1, min_steps_per_epoch=1) if self.online else schedule
+        if not self.online:
+            return schedule
+        return replace(schedule, epochs=1, min_steps_per_epoch=1, steps=None, validate_every=None)
 
     @property
     def is_online(self) -> bool:

@@ -129,7 +129,7 @@ class TipAdapter(Head):
         if size >= count:
             return [torch.arange(count, device=device)]
         order = torch.randperm(count, generator=torch.Generator().manual_seed(number))
-        return order.to(device).split(size)
+        return torch.split(order.to(device), size)
 
     @torch.no_grad()
     def _gradients(self, features: Tensor, labels: Tensor) -> float:

@@ -119,6 +119,11 @@ class Objective(_Summable):
         return tuple((w, term) for w, term in self.parts if isinstance(term, DataTerm))
 
     @property
+    def target(self) -> int | None:
+        """The first data term with a negative weight, which is to be forgotten, by number."""
+        return next((i for i, (weight, _) in enumerate(self.data_terms) if weight < 0), None)
+
+    @property
     def value_terms(self) -> tuple[tuple[float, ValueTerm], ...]:
         return tuple((w, term) for w, term in self.parts if isinstance(term, ValueTerm))
 
