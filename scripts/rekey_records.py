@@ -68,6 +68,8 @@ def relabelled(record: Record) -> str:
 def completed(record: Record) -> Setting:
     """What a record was asked to do, under today's names and with today's defaults for new options."""
     spec = record.spec.model_dump(mode="json", exclude_unset=True)
+    if spec["setting"] == "test-time":
+        spec = {"trusted_by": "prediction", "mean_over": "batch", **spec}
     if spec.get("head") in EARLIER_HEADS and "head_options" not in spec:
         spec["head_options"] = EARLIER_HEADS[spec["head"]]
     if "schedule" in spec:

@@ -190,14 +190,19 @@ class Loop:
         """Accumulate the gradients of a step, slice by slice; returns every term's mean loss and size."""
         losses: Losses = {}
         progress = self.taken / max(1, self._sampler.total_steps)
-        for number, pieces in enumerate(slices(batches, self._schedule.micro_batch)):
+        cut = slices(batches, self._schedule.micro_batch)
+        counts = self._counted(cut, progress)
+        for number, pieces in enumerate(cut):
             total = torch.zeros((), device=self._trainable.device)
             terms = zip(self._bound, batches, pieces, self._forward(pieces, progress), strict=True)
             for i, (bound, batch, piece, inputs) in enumerate(terms):
                 if not len(piece):
                     continue
                 self._companions.observe(i, piece.indices, inputs)
-                loss = bound.term.loss(inputs) * (len(piece) / len(batch))
+                share = len(piece) / len(batch)
+                if i in counts:
+                    share = bound.term.counted(inputs) / max(1, counts[i])
+                loss = bound.term.loss(inputs) * share
                 total = total + bound.weight * loss
                 name = bound.term.name
                 losses[name] = (losses.get(name, (0.0, 0))[0] + loss.item(), len(batch))
@@ -205,6 +210,22 @@ class Loop:
                 total = total + self._value_loss(losses)
             self._scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         return losses
+
+    @torch.no_grad()
+    def _counted(self, cut: Sequence[Sequence[Batch]], progress: float) -> dict[int, int]:
+        """Count the items of a whole batch that count, by term; needed for batches in slices only.
+
+        It takes a forward pass more: how many count is not known before the last slice.
+        """
+        counting = [i for i, bound in enumerate(self._bound) if bound.term.averages_counted]
+        if not counting or len(cut) == 1:
+            return {}
+        counts = dict.fromkeys(counting, 0)
+        for pieces in cut:
+            inputs = self._forward(pieces, progress)
+            for i in counting:
+                counts[i] += self._bound[i].term.counted(inputs[i]) if len(pieces[i]) else 0
+        return counts
 
     def _value_loss(self, losses: Losses) -> Tensor:
         """Return the weighted sum of terms on the coefficients themselves; adds them to ``losses``."""

@@ -91,9 +91,16 @@ class DataTerm(Term):
     def views(self, model: nn.Module) -> tuple[View, ...]:
         """Return the transforms that turn an item of the split into the model's inputs, one per view."""
 
+    averages_counted: ClassVar[bool] = False
+    """True if the loss is a mean over some items of a batch only, those that ``counted`` counts."""
+
+    def counted(self, inputs: TermInputs) -> int:
+        """Return how many items of a batch the mean of ``loss`` is over."""
+        raise NotImplementedError
+
     @abstractmethod
     def loss(self, inputs: TermInputs) -> Tensor:
-        """Return the mean loss over the items of a batch."""
+        """Return the mean loss over the items of a batch, or over those that count; zero if none does."""
 
 
 class ValueTerm(Term):
