@@ -152,7 +152,7 @@ class TestTime(AdaptingSetting, ImageSetting):
             objective=self._objective(split),
             keep=Last(),
             evaluation=UnlabelledEvaluation(split, tests),
-            vectors=lambda names: other_vectors(names, own, self.leave_out),
+            vectors=lambda names: other_vectors(names, own, self.leave_out, self.only),
             notes=notes,
         )
 

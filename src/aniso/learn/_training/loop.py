@@ -22,7 +22,14 @@ from aniso.learn._training.guards import (
     require_gradient,
 )
 from aniso.learn._training.online import OnlinePredictions
-from aniso.learn._training.optimiser import load_moments, make_optimiser, moments, set_learning_rates
+from aniso.learn._training.optimiser import (
+    add_offsets_to_gradients,
+    decay_offsets,
+    load_moments,
+    make_optimiser,
+    moments,
+    set_learning_rates,
+)
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import State
 from aniso.learn._training.validation import Validation, scores
@@ -179,8 +186,11 @@ class Loop:
             require_finite_gradient(norm, where, self._terms, batches)
         if done == 0 and not any(term.selective for term in self._terms):
             require_gradient(norm)
+        add_offsets_to_gradients(self._trainable, schedule)
         self._scaler.step(self._optimiser)
         self._scaler.update()
+        if bool(torch.isfinite(norm)):  # else the step was skipped
+            decay_offsets(self._trainable, schedule, self._optimiser)
         self._companions.after_step()
         for name, (loss, count) in losses.items():
             total, items = self._sums.get(name, (0.0, 0.0))
