@@ -6,19 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.nn import functional
+from typer.main import get_command
 
 import colours
+from aniso.cli.app import app
 from aniso.data.card import known_card
 from aniso.errors import UsageError
 from aniso.experiments.methods.coefficients import LearnedCoefficients
 from aniso.experiments.methods.weights import FineTunedWeights
+from aniso.experiments.parsing import parse_setting
 from aniso.experiments.problem import other_vectors
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.settings.finetune import FineTune
+from aniso.experiments.strict_yaml import Document
 from aniso.learn import CrossEntropy, Schedule, Trainable, fit
 from aniso.learn._training.epoch_sampler import EpochSampler
+from aniso.records import Spec
 
 SCHEDULE = Schedule(epochs=2, lr=0.01, batch_size=8, weight_decay=3.0, max_grad_norm=1.0)
 
@@ -116,3 +122,24 @@ def test_only_the_named_vectors_are_used() -> None:
 def test_vectors_that_cannot_be_used_are_refused(only: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         other_vectors(["cars", "mnist"], "./MNIST", (), (only,))
+
+
+# the setting that was called peft
+
+
+def test_data_fraction_may_be_called_by_its_earlier_name() -> None:
+    values = {"model": "mini", "bank": "mini", "task": "./t", "fraction": 0.5}
+    earlier = parse_setting(Document("spec", {"setting": "peft", **values}, {}))
+    today = parse_setting(Document("spec", {"setting": "data-fraction", **values}, {}))
+    assert earlier == today and earlier.name == "data-fraction" and earlier.id == today.id
+
+
+def test_records_of_the_earlier_name_are_read() -> None:
+    values = {"setting": "peft", "model": "mini", "method": "none", "task": "t", "fraction": 0.5}
+    assert Spec.model_validate(values).setting == "data-fraction"
+
+
+def test_the_earlier_command_works_and_names_the_new_one() -> None:
+    ran = CliRunner().invoke(get_command(app), ["fit", "peft", "--help"])
+    assert ran.exit_code == 0 and "--fraction" in ran.output
+    assert "is now called 'data-fraction'" in ran.stderr
