@@ -47,11 +47,34 @@ SCHEDULE = {
 """Fields of a schedule: old name -> new name."""
 
 
+EARLIER_HEADS = {
+    "tip": ["alpha=1.0", "beta=5.5", "batch_size=0", "decay=0.0"],
+    "lpp": ["momentum=0.0", "bias=false"],
+}
+"""Options of heads before records held them."""
+LABELS = {
+    "LP++": "LP++, monotone",
+    "learned anisotropic + LP++": "learned anisotropic + LP++, monotone",
+}
+"""Labels of records whose method is no longer the default: old -> new."""
+
+
+def relabelled(record: Record) -> str:
+    """The label of a record's cell."""
+    earlier = record.spec.model_dump(mode="json").get("head_options") is None
+    return LABELS.get(record.label, record.label) if earlier else record.label
+
+
 def completed(record: Record) -> Setting:
     """What a record was asked to do, under today's names and with today's defaults for new options."""
     spec = record.spec.model_dump(mode="json", exclude_unset=True)
+    if spec["setting"] == "test-time":
+        spec = {"trusted_by": "prediction", "mean_over": "batch", **spec}
+    if spec.get("head") in EARLIER_HEADS and "head_options" not in spec:
+        spec["head_options"] = EARLIER_HEADS[spec["head"]]
     if "schedule" in spec:
         spec["schedule"] = {SCHEDULE.get(name, name): value for name, value in spec["schedule"].items()}
+        spec["schedule"].setdefault("epoch_of", "longest")
     if spec["setting"] == "test-time" and spec.pop("train", None) == "layernorm":
         spec["method"] = "layernorm"
     # options of other methods were recorded, too
@@ -72,11 +95,13 @@ def rekey(directory: Path) -> int:
     lines: dict[str, str] = {}
     for record in read_records([directory / "records"]):
         setting = completed(record)
-        found = ids.pop(asked(record.label, setting), None)
+        label = relabelled(record)
+        found = ids.pop(asked(label, setting), None)
         if found is None:
-            raise SystemExit(f"{directory}: no cell is left for the record {record.id} ({record.label})")
+            raise SystemExit(f"{directory}: no cell is left for the record {record.id} ({label})")
         spec = _named(json.loads(json.dumps(setting.spec())))
-        lines[found] = json.dumps({**record.content(), "id": found, "spec": spec}, sort_keys=True)
+        content = {**record.content(), "id": found, "label": label, "spec": spec}
+        lines[found] = json.dumps(content, sort_keys=True)
     for path in (directory / "records").glob("*.json"):
         path.unlink()
     (directory / "records" / RECORDS).write_text("".join(f"{lines[i]}\n" for i in sorted(lines)))

@@ -261,6 +261,8 @@ EXPLANATIONS: dict[str, str] = {
     "without images would never be predicted.",
     "HEAD-FEATURES": "A head belongs to the features it was learned on. Those of another model, or of other "
     "coefficients, are different, and its predictions on them would be noise.",
+    "HEAD-OPTION": "Every head has options of its own, such as the momentum of LP++; aniso fit few-shot "
+    "--head lpp --head-option x=1 lists those of a head with their defaults.",
     "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
     "RUN-STATE": "The checkpoint of a run is damaged, or there is none.",
     "RUN-CHANGED": "A run can be resumed only with the same inputs and settings; otherwise its result would "

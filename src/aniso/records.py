@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from aniso.errors import printable
 from aniso.json_value import JsonObject
 from aniso.json_value import JsonValue as JsonValue
+from aniso.registry import SETTINGS
 
 SCHEMA = 1
 _MOST = 10**12  # images of a task: more cannot be divided by as numbers
@@ -18,7 +19,7 @@ Name = Annotated[str, Field(min_length=1)]
 """Of a setting or a method: another package may register its own, so any name is one."""
 NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "few-shot": ("task", "shots"),
-    "peft": ("task", "fraction"),
+    "data-fraction": ("task", "fraction"),
     "addition": ("tasks",),
     "negation": ("target", "control"),
     "finetune": ("task",),
@@ -72,7 +73,9 @@ class EpochRow(_Part):
     """
 
     epoch: int | None = None
-    """Number of the epoch, or of the look; 0 is the start, before any step."""
+    """Number of complete epochs, or of the look; 0 is the start, before any step."""
+    step: int | None = None
+    """Steps of the run so far, where epochs are validated within or cut short."""
     loss: float | None = None
     """Weighted sum of ``terms``, as a mean over the epoch; None at the start."""
     terms: dict[str, float] = Field(default_factory=dict)
@@ -188,6 +191,11 @@ class Spec(_Part):
     # defaults of records written before these were options
     evaluations: int = 500
     factors: bool = False
+
+    @field_validator("setting", mode="before")
+    @classmethod
+    def _todays_name(cls, value: object) -> object:
+        return SETTINGS.canonical(value) if isinstance(value, str) else value
 
     @property
     def unchanged(self) -> bool:

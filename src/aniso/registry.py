@@ -22,7 +22,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -49,11 +49,15 @@ class _Declared:
 class Registry:
     """Classes of one kind by name."""
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        """``kind`` is used in messages; ``package`` holds aniso's own, ``group`` names entry points."""
+    def __init__(self, kind: str, package: str, group: str, aliases: Mapping[str, str] | None = None) -> None:
+        """``kind`` is used in messages; ``package`` holds aniso's own, ``group`` names entry points.
+
+        ``aliases`` are earlier names that are still read: old -> new.
+        """
         self.kind = kind
         self.package = package
         self.group = group
+        self.aliases = dict(aliases or {})
         self._classes: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
@@ -77,6 +81,14 @@ class Registry:
     def names(self) -> tuple[str, ...]:
         """All names: aniso's own in the order of their files, then those of other packages."""
         return tuple(dict.fromkeys((*self._declared, *self._entry_points, *self._classes)))
+
+    def canonical(self, name: str) -> str:
+        """Return today's name of what may be called by an earlier one."""
+        return self.aliases.get(name, name)
+
+    def alias_note(self, name: str) -> str:
+        """Return the note on an earlier name."""
+        return f"{self.kind} '{name}' is now called '{self.aliases[name]}'; the old name still works"
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -152,7 +164,9 @@ def _registered_name(node: ast.ClassDef | ast.FunctionDef) -> str | None:
     return None
 
 
-SETTINGS = Registry("setting", "aniso.experiments.settings", "aniso.settings")
+EARLIER_SETTINGS = {"peft": "data-fraction"}
+"""Names of settings in earlier specs, commands and records."""
+SETTINGS = Registry("setting", "aniso.experiments.settings", "aniso.settings", EARLIER_SETTINGS)
 METHODS = Registry("method", "aniso.experiments.methods", "aniso.methods")
 OBJECTIVES = Registry("objective", "aniso.learn.objectives", "aniso.objectives")
 HEADS = Registry("head", "aniso.learn.heads", "aniso.heads")

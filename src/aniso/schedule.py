@@ -11,10 +11,12 @@ from aniso.errors import UsageError, printable
 LrSchedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimiser = Literal["adamw", "sgd"]
+EpochOf = Literal["longest", "smallest", "target"]
 _CHOICES = {
     "lr_schedule": ("cosine", "constant"),
     "precision": ("fp32", "bf16", "fp16"),
     "optimiser": ("adamw", "sgd"),
+    "epoch_of": ("longest", "smallest", "target"),
 }
 _LEAST = {
     "epochs": 1,
@@ -26,7 +28,8 @@ _LEAST = {
     "min_steps_per_epoch": 1,
 }
 _ABOVE_ZERO = ("lr", "max_grad_norm")
-_WHOLE = ("epochs", "batch_size", "warmup_steps", "min_steps_per_epoch", "micro_batch")
+_OPTIONAL = ("micro_batch", "steps", "validate_every")
+_WHOLE = ("epochs", "batch_size", "warmup_steps", "min_steps_per_epoch", *_OPTIONAL)
 
 
 def _field(text: str, **default: Any) -> Any:
@@ -40,8 +43,9 @@ class Schedule:
 
     The learning rate rises linearly for ``warmup_steps``, but never for more than a tenth of the run, since a
     short run would end while warming up; then it follows a cosine to zero, or stays constant. Every data term
-    of an objective gets an equal share of each batch. Coefficients, weights and their updates always have 32
-    bits or more; ``precision`` is that of the forward pass.
+    of an objective gets an equal share of each batch; an epoch is a pass over the term that takes longest,
+    over the smallest, or over the target to be forgotten. Coefficients, weights and their updates always have
+    32 bits or more; ``precision`` is that of the forward pass.
 
     >>> Schedule(epochs=10, lr=0.1, warmup_steps=0).rate(0, 100)
     0.1
@@ -62,6 +66,15 @@ class Schedule:
         "Images at once if a whole batch does not fit; same result.", default=None
     )
     optimiser: Optimiser = _field("AdamW, or SGD with momentum 0.9.", default="adamw")
+    epoch_of: EpochOf = _field(
+        "Split that an epoch is a pass over: the longest, the smallest, or the target of a negation.",
+        default="longest",
+    )
+    steps: int | None = _field("Steps of the whole run, in place of --epochs.", default=None)
+    validate_every: int | None = _field(
+        "Also validate every so many steps within an epoch, and stop there if the keep rule says so.",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -75,8 +88,9 @@ class Schedule:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise _unusable(name, getattr(self, name), " or ".join(choices))
-        if self.micro_batch is not None and not self.micro_batch >= 1:
-            raise _unusable("micro_batch", self.micro_batch, "at least 1")
+        for name in _OPTIONAL:
+            if getattr(self, name) is not None and not getattr(self, name) >= 1:
+                raise _unusable(name, getattr(self, name), "at least 1")
 
     def share(self, terms: int) -> int:
         """Return how many items of a step belong to each of so many data terms."""

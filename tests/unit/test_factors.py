@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import runs
 import tiny
 from adapters import language_models, random_adapter
-from aniso.compose import Composition, FactorComposition
+from aniso.compose import Composition, FactorComposition, Partition
 from aniso.vectors import Bank
 from aniso.vectors.convert import renamed
 from aniso.weights import TensorMap
@@ -222,10 +222,68 @@ def test_few_shots_give_one_adapter_that_answers_like_the_composition(tmp_path: 
     assert score["correct"] == found["correct"], again.out
 
 
-@pytest.mark.parametrize("more", [("--partition", "whole"), ("--method", "none"), ("--head", "lpp")])
-def test_factors_have_a_coefficient_each_and_no_head(
-    tmp_path: Path, aniso: Any, more: tuple[str, str]
-) -> None:
+def test_random_parts_of_a_and_b_have_coefficients_of_their_own(home: Path) -> None:
+    """Against masks of A and B, found one coefficient at a time; any rank of composition stays an adapter."""
+    bank, model = bank_of(home, "a", "b"), tiny.hf_clip().eval()
+    made = FactorComposition.of(model, bank, Partition.random(3, seed=4))
+    whole = FactorComposition.of(model, bank)
+    values = made.composition.values
+    assert values.numel() == 3 * whole.composition.values.numel()
+    with torch.no_grad():
+        start = {name: t.clone() for name, t in made.composition.weights().items()}
+        for name, tensor in whole.composition.weights().items():  # the same start
+            torch.testing.assert_close(start[name], tensor, rtol=1e-6, atol=1e-7)
+        vectors = {n: made.composition.bank[n] for n in "ab"}
+        factors = {n: {b.name: v[b.name].dense() for b in v.blocks} for n, v in vectors.items()}
+        masks = dict.fromkeys(factors["a"], 0)
+        for i in range(values.numel()):
+            values.zero_()
+            values[i] = 1.0
+            moved = {n: t for n, t in made.composition.weights().items() if bool(t.any())}
+            assert len(moved) <= 1
+            for name, tensor in moved.items():
+                (vector,) = [n for n in "ab" if bool(((tensor == 0) | (tensor == factors[n][name])).all())]
+                masks[name] = masks[name] + (tensor == factors[vector][name]).int()
+        assert all(bool((mask == 2).all()) for mask in masks.values())  # once for each vector
+        values.copy_(torch.randn(values.shape, generator=torch.Generator().manual_seed(3)))
+    given = {"pixel_values": pictures(), "input_ids": torch.arange(4)[None]}
+    one = Bank.build(home / "base", {"one": _saved(made, home / "one-random")})
+    again = Composition(model, one, Partition.whole())
+    with torch.no_grad():
+        again.values.fill_(1.0)
+        expected = made.composition(**given).image_embeds
+        torch.testing.assert_close(again(**given).image_embeds, expected, rtol=1e-4, atol=1e-5)
+
+
+def _saved(made: FactorComposition, directory: Path) -> Path:
+    made.adapter().save(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--partition", "random:3"),
+        ("--head", "lpp"),
+        ("--head", "tip", "--joint"),
+        ("--partition", "random:2", "--head", "tip"),
+    ],
+)
+def test_factors_go_with_random_parts_and_heads(tmp_path: Path, aniso: Any, more: tuple[str, ...]) -> None:
+    shelf = runs.shelf(tmp_path / "shelf")
+    for i, name in enumerate(("cars", "dtd")):
+        random_adapter(CLIPModel.from_pretrained(shelf.model), tmp_path / name, seed=i, **SAME)
+    Bank.build(shelf.model, {n: tmp_path / n for n in ("cars", "dtd")}, to=tmp_path / "loras")
+    given = ("--model", shelf.model, "--bank", tmp_path / "loras", "--task", shelf.data / "photos")
+    quick = ("--shots", 3, "--epochs", 1, "--batch-size", 3, "--lr", 0.5, "--factors")
+    ran = aniso("fit", "few-shot", *given, *quick, *more, "-o", tmp_path / "run", "--json")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "run" / "adapter").exists()
+    assert (tmp_path / "run" / "head.safetensors").exists() is ("--head" in more)
+
+
+@pytest.mark.parametrize("more", [("--partition", "whole"), ("--method", "none")])
+def test_factors_have_coefficients_of_their_own(tmp_path: Path, aniso: Any, more: tuple[str, str]) -> None:
     ran = aniso("fit", "few-shot", "--model", "m", "--bank", "b", "--task", "t", "--factors", *more)
     assert ran.code == 2 and "factors" in ran.err
 

@@ -46,7 +46,7 @@ def raw(setting="few-shot", label="learned", accuracy=None, **changes):
     first = next(iter(accuracy))
     axes = {
         "few-shot": {"task": first, "shots": 4},
-        "peft": {"task": first, "fraction": 0.25},
+        "data-fraction": {"task": first, "fraction": 0.25},
         "addition": {"tasks": list(accuracy)},
         "negation": {"target": first, "control": "guard"},
         "test-time": {"task": first},
@@ -186,7 +186,7 @@ def test_columns_are_shots_in_order():
 
 
 def test_fractions_are_per_cent():
-    records = [record("peft", fraction=f, accuracy={"a": 0.5}) for f in (0.25, 0.01, 1.0)]
+    records = [record("data-fraction", fraction=f, accuracy={"a": 0.5}) for f in (0.25, 0.01, 1.0)]
     assert table(records).columns == ("method", "1 %", "25 %", "100 %")
 
 

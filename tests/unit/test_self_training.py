@@ -107,7 +107,7 @@ def bits(values: Tensor) -> bytes:
 def test_what_is_trusted_is_chosen_anew_in_every_epoch_by_the_model_as_it_is_then(
     world: colours.World, pictures: Unlabelled, start: Tensor
 ) -> None:
-    term = FixMatch(pictures)
+    term = FixMatch(pictures, trusted_by="prediction")
     composition = started(world, start)
     loop = Loop(Trainable.coefficients(composition), term * 1.0, replace(SCHEDULE, epochs=3, lr=2.0), Last())
     values, found = [], []
@@ -148,7 +148,7 @@ def test_the_loop_sees_trusted_classes_and_how_much_of_the_run_is_over(
     loss, seen = FixMatch.loss, []
     monkeypatch.setattr(FixMatch, "loss", lambda self, one: seen.append(one) or loss(self, one))
     composition = started(world, start)
-    fit(composition, FixMatch(pictures), SCHEDULE)
+    fit(composition, FixMatch(pictures, most=2), SCHEDULE)
     assert [one.progress for one in seen] == pytest.approx([n / 6 for n in range(6)])
     for one in seen:
         assert one.labels is None and "trusted" in one.marks

@@ -293,7 +293,9 @@ class ByHand:
         limit = self.term.margin * math.log(len(self.term.split.classes))
         counts = (own < limit) & before
         self.entropies = own.detach()
-        (found,) = torch.autograd.grad((own * counts).sum() / len(images), self.composition.values)
+        (found,) = torch.autograd.grad(
+            (own * counts).sum() / max(1, int(counts.sum())), self.composition.values
+        )
         return found, counts
 
     def step(self, images: Tensor, values: Tensor, rate: float) -> Tensor:

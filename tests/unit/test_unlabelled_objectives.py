@@ -142,15 +142,15 @@ def test_an_answer_at_the_margin_itself_does_not_count() -> None:
     assert found == [False, True]
 
 
-def test_sar_is_the_entropy_of_reliable_answers_over_the_number_of_all() -> None:
+def test_sar_is_the_mean_entropy_of_reliable_predictions() -> None:
     logits = drawn(40, 3, scale=2.0).requires_grad_()
     own = entropies(logits)
     counts = own < 0.4 * math.log(3)
     assert 0 < counts.sum() < 40
     loss = SAR(split()).loss(seen(logits))
-    assert float(loss) == pytest.approx((own * counts).sum() / 40, rel=1e-12)
+    assert float(loss) == pytest.approx((own * counts).sum() / counts.sum(), rel=1e-12)
     p = probabilities(logits)
-    expected = -p * (np.log(p) + own[:, None]) * counts[:, None] / 40
+    expected = -p * (np.log(p) + own[:, None]) * counts[:, None] / counts.sum()
     np.testing.assert_allclose(gradient(loss, logits), expected, rtol=1e-9, atol=1e-15)
 
 
@@ -159,7 +159,7 @@ def test_at_the_worst_point_an_answer_counts_that_counted_before_and_still_does(
     before = torch.tensor([True, False, True, True])
     own = entropies(logits)
     loss = SAR(split()).loss(seen(logits, reliable=before))
-    assert float(loss) == pytest.approx((own[0] + own[3]) / 4, rel=1e-12)
+    assert float(loss) == pytest.approx((own[0] + own[3]) / 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(3, dtype=torch.bool)])
@@ -366,7 +366,7 @@ def test_of_every_class_its_surest_pictures_are_trusted(
     count: int, classes: int, most: int, seed: int, scale: float
 ) -> None:
     logits = drawn(count, classes, seed=seed, scale=scale).round(decimals=1)  # with ties
-    found = FixMatch(split(count, classes), most=most).trust(logits)
+    found = FixMatch(split(count, classes), most=most, trusted_by="prediction").trust(logits)
     each = max(1, min(count // classes, most))
     assert found.tolist() == trusted_by_hand(logits, each)
     scores, answers = logits.softmax(-1).max(-1)
@@ -386,7 +386,9 @@ def test_of_every_class_its_surest_pictures_are_trusted(
 def test_a_class_has_at_most_its_share_of_pictures_trusted_and_never_more_than_said(
     count: int, classes: int, most: int | None, each: int
 ) -> None:
-    term = FixMatch(split(count, classes), **({} if most is None else {"most": most}))
+    term = FixMatch(
+        split(count, classes), trusted_by="prediction", **({} if most is None else {"most": most})
+    )
     logits = torch.zeros(count, classes)
     logits[:, 1] = 1.0  # all are alike, and of one class
     expected = [1] * each + [UNTRUSTED] * (count - each)
@@ -395,7 +397,8 @@ def test_a_class_has_at_most_its_share_of_pictures_trusted_and_never_more_than_s
 
 def test_classes_that_nobody_answers_have_nothing_trusted() -> None:
     logits = with_certainty(0.9, 0.5, 0.8, 0.7, 0.6, 0.95)
-    assert FixMatch(split(6)).trust(logits).tolist() == [0, UNTRUSTED, UNTRUSTED, UNTRUSTED, UNTRUSTED, 0]
+    found = FixMatch(split(6), trusted_by="prediction").trust(logits)
+    assert found.tolist() == [0, UNTRUSTED, UNTRUSTED, UNTRUSTED, UNTRUSTED, 0]
 
 
 # views

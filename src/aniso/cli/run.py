@@ -47,8 +47,13 @@ def run(
     from aniso.experiments import runner
     from aniso.experiments.grid import Grid
     from aniso.experiments.spec import Experiment, cells
+    from aniso.registry import SETTINGS
 
-    found = cells(validated(Experiment, document), document)
+    experiment = validated(Experiment, document)
+    bases = (experiment.base, *(variant.base for variant in experiment.variants))
+    used = {str(base.get("setting")) for base in bases}
+    show.notes(SETTINGS.alias_note(name) for name in sorted(used) if name in SETTINGS.aliases)
+    found = cells(experiment, document)
     chosen = _chosen(found, only or [])
     grid = Grid(chosen, out or spec.parent / "records")
     compared = grid.compare(data)

@@ -35,8 +35,14 @@ class FitGroup(TyperGroup):
         return [name for name in names if self.method in SETTINGS.get(name).methods()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        known = cmd_name in self.list_commands(ctx)
-        return setting_command(cmd_name, self.method) if known else None
+        name = SETTINGS.canonical(cmd_name)
+        if name not in self.list_commands(ctx):
+            return None
+        if name != cmd_name:
+            from aniso.cli import show
+
+            show.notes([SETTINGS.alias_note(cmd_name)])
+        return setting_command(name, self.method)
 
 
 @final

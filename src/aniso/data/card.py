@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -90,6 +91,20 @@ def known_tasks() -> tuple[str, ...]:
     return tuple(
         sorted(p.name.removesuffix(".toml") for p in _catalogue().iterdir() if p.name.endswith(".toml"))
     )
+
+
+def known_name(ref: str) -> str | None:
+    """Return the name of the known task that ``ref`` names, by itself or as the end of a path; else None.
+
+    >>> known_name("./data/MNIST")
+    'mnist'
+    """
+    names = {_plain(name): name for name in known_tasks()}
+    return names.get(_plain(PurePath(ref).name.removesuffix(".toml")))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def known_card(name: str) -> Card:

@@ -24,8 +24,7 @@ VIEWS = 10
 
 def check_head(session: Session) -> None:
     """Raise the error that fitting the setting's head would raise."""
-    assert session.setting.head_name is not None
-    new_head(session.setting.head_name, class_weights(session))
+    _new_head(session)
 
 
 def fit_head(session: Session, result: MethodResult) -> MethodResult:
@@ -37,7 +36,7 @@ def fit_head(session: Session, result: MethodResult) -> MethodResult:
     if isinstance(session.problem.keep, Best):
         (split,) = (s for s in session.problem.keep.splits if isinstance(s, Labelled))
         held_out = (_features(session, model, split)[0], torch.tensor(split.labels))
-    head = new_head(kind, class_weights(session)).to(session.device)
+    head = _new_head(session).to(session.device)
     done = head.fit(
         _augmented_features(session, model, shots),
         torch.tensor(shots.labels),
@@ -58,7 +57,16 @@ def joint_head(session: Session) -> Head:
     """Return a head that starts from the base's features of the shots, to be learned with coefficients."""
     shots = _shots(session)
     seen = _augmented_features(session, session.encoder, shots)
-    return TipAdapter(class_weights(session)).remember(seen, torch.tensor(shots.labels)).to(session.device)
+    head = _new_head(session)
+    assert isinstance(head, TipAdapter)  # the method has checked it
+    return head.remember(seen, torch.tensor(shots.labels)).to(session.device)
+
+
+def _new_head(session: Session) -> Head:
+    """The setting's head before it is trained."""
+    setting = session.setting
+    assert setting.head_name is not None
+    return new_head(setting.head_name, class_weights(session), setting.head_settings)
 
 
 def class_weights(session: Session) -> ClassWeights:

@@ -20,6 +20,7 @@ def parse_setting(document: Document, *, shared: Collection[str] = ()) -> Settin
     are left out where the method has no such option.
     """
     kind = document.data.get("setting")
+    kind = SETTINGS.canonical(kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in SETTINGS:
         raise UsageError(
             "SPEC",

@@ -32,19 +32,37 @@ class Problem:
     notes: tuple[str, ...] = ()
 
 
-def other_vectors(present: Sequence[str], own: str, leave_out: Sequence[str]) -> list[str]:
-    """Return a bank's vectors without a task's own and those to leave out, which must be there."""
+def other_vectors(
+    present: Sequence[str], own: str, leave_out: Sequence[str], only: Sequence[str] = ()
+) -> list[str]:
+    """Return a bank's vectors without a task's own and those to leave out, or only the named ones.
+
+    Names that the bank does not have are errors, and so is a task's own vector among ``only``.
+    """
     # a folder MNIST is the task that a vector mnist was made from: its own vector would give the labels away
     out = {_plain(own), *map(_plain, leave_out)}
-    unknown = [name for name in leave_out if name not in present and name != own]
+    _require_present([name for name in leave_out if name != own], present, "to leave out", "--leave-out")
+    _require_present(only, present, "to use", "--only")
+    barred = [name for name in only if _plain(name) in out]
+    if barred:
+        raise UsageError(
+            "BANK-NAME",
+            f"vector '{printable(barred[0])}' cannot be used: it is the task's own, or left out",
+            expected=", ".join(name for name in present if _plain(name) not in out),
+            fix="name another vector with --only",
+        )
+    return [name for name in present if _plain(name) not in out and (not only or name in only)]
+
+
+def _require_present(names: Sequence[str], present: Sequence[str], purpose: str, flag: str) -> None:
+    unknown = [name for name in names if name not in present]
     if unknown:
         raise UsageError(
             "BANK-NAME",
-            f"the bank has no vector '{printable(unknown[0])}' to leave out",
+            f"the bank has no vector '{printable(unknown[0])}' {purpose}",
             expected=", ".join(present),
-            fix="correct the name, or remove --leave-out",
+            fix=f"correct the name, or remove {flag}",
         )
-    return [name for name in present if _plain(name) not in out]
 
 
 def _plain(name: str) -> str:

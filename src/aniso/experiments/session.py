@@ -236,8 +236,9 @@ class Session:
             terms = [term for _, term in problem.objective.data_terms]
             learned = {term.split.name: len(term.split) for term in terms}
             reserved = [0.0 if self.setting.is_online else term.reserved_share for term in terms]
-            sampler = EpochSampler([(t.split, ()) for t in terms], schedule, self.setting.seed, reserved)
-            steps = schedule.epochs * sampler.steps
+            target = problem.objective.target
+            splits = [(term.split, ()) for term in terms]
+            steps = EpochSampler(splits, schedule, self.setting.seed, reserved, target).total_steps
         head = None
         if self.setting.head_name is not None:
             check_head(self)

@@ -31,9 +31,9 @@ class Fit:
     """Result of ``fit``: the history, the kept epoch and its coefficients, which the model now has."""
 
     history: tuple[EpochRow, ...]
-    """A row for every epoch; the first is the start."""
+    """A row for every validation, which is after every epoch by default; the first is the start."""
     kept: int
-    """The epoch that was kept; 0 is the start."""
+    """The row that was kept; 0 is the start."""
     coefficients: Coefficients | None
     notes: tuple[str, ...] = ()
     predictions: Tensor | None = None
@@ -76,7 +76,7 @@ def fit(
     _require_objective(whole, trainable)
     _require_whole_batches(whole, schedule)
     if online:
-        schedule = replace(schedule, epochs=1, min_steps_per_epoch=1)
+        schedule = replace(schedule, epochs=1, min_steps_per_epoch=1, steps=None, validate_every=None)
         _require_one_stream(whole)
     keep = keep or Last()
     loop = Loop(trainable, whole, schedule, keep, seed=seed, workers=workers, online=online)

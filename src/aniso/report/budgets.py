@@ -22,7 +22,7 @@ def budgets(records: Iterable[Record]) -> Table | None:
 
     Runs of the same experiment with all vectors, or none, are the ends of every row.
     """
-    records = [r for r in records if r.ended_well and r.spec.setting in ("few-shot", "peft")]
+    records = [r for r in records if r.ended_well and r.spec.setting in ("few-shot", "data-fraction")]
     chosen = [r for r in records if r.spec.select is not None]
     if not chosen:
         return None

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from aniso.compose.composition import Composition, source_of
 from aniso.compose.lora.merged_adapter import LayerUpdate, MergedAdapter, inputs_first, layers_of
+from aniso.compose.partition import Partition
 from aniso.compose.runtime import Runtime
 from aniso.errors import InputError, printable
 from aniso.vectors import Bank, Block, BlockSource, Dense, LowRank, TaskVector
@@ -163,14 +164,22 @@ class FactorComposition:
     """The bank of whole updates."""
 
     @classmethod
-    def of(cls, model: nn.Module, bank: Bank, *, runtime: Runtime | None = None) -> FactorComposition:
+    def of(
+        cls,
+        model: nn.Module,
+        bank: Bank,
+        partition: Partition | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> FactorComposition:
+        """Compose the factors of a bank of adapters; ``partition`` divides A and B, each as a block."""
         blocks = bank.over(source_of(model))
         found = [_factor_pair(block, bank) for block in bank.layout.blocks]
         pairs = tuple(pair for pair in found if pair is not None)
         for pair in pairs:  # fail now if the result could not be written as an adapter
             layers_of(blocks, blocks.layout.by_name[pair.block.name])
         factors = FactorModel(model, pairs, blocks.layout.by_name).to(next(model.parameters()).device)
-        composition = Composition(factors, _factor_bank(factors, pairs, bank), runtime=runtime)
+        composition = Composition(factors, _factor_bank(factors, pairs, bank), partition, runtime=runtime)
         with torch.no_grad():
             for entry in composition.index.blocks:
                 if entry.block.name.startswith("A/"):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from aniso.experiments.settings.setting import Setting
 
 
+_FACTOR_PARTITIONS = ("blocks", "rows", "columns", "random")
+
+
 @final
 @METHODS.register("coefficients")
 class LearnedCoefficients(TrainingMethod, ComposingMethod):
@@ -43,10 +46,11 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        if self.factors and (self.partition != "blocks" or setting.is_linearised):
-            raise ValueError("factors have a coefficient each: partition blocks, and no linearised model")
-        if self.factors and setting.head_name is not None:
-            raise ValueError("a head is learned on compositions of whole updates: leave factors or head out")
+        rule = self.partition.partition(":")[0]
+        if self.factors and (rule not in _FACTOR_PARTITIONS or setting.is_linearised):
+            raise ValueError(
+                "factors take partition blocks, rows, columns or random:K, and no linearised model"
+            )
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
 
@@ -78,7 +82,10 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             return self.composition(session), None
         from aniso.compose import FactorComposition
 
-        factors = FactorComposition.of(session.model, session.bank, runtime=session.options.runtime)
+        partition = self.resolved_partition(session.setting.seed)
+        factors = FactorComposition.of(
+            session.model, session.bank, partition, runtime=session.options.runtime
+        )
         return factors.composition, factors
 
     def _with_head(self, session: Session) -> MethodResult:
@@ -88,13 +95,20 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         from aniso.learn import Trainable
         from aniso.records import HeadSummary
 
-        composition = self.composition(session)
+        composition, factors = self._composition(session)
         head = joint_head(session)
         trained = Trainable.coefficients(composition).with_head(head)
         done = session.fit(trained)
         summary = HeadSummary(kind=head.kind, trainable=head.count)
         metrics = training_metrics(done, trained).model_copy(update={"head": summary})
-        return MethodResult(lambda task: composition, metrics, composition.coefficients, head=head, fit=done)
+        return MethodResult(
+            lambda task: composition,
+            metrics,
+            None if factors is not None else composition.coefficients,
+            adapter=None if factors is None else factors.adapter(),
+            head=head,
+            fit=done,
+        )
 
     def outputs(self) -> tuple[str, ...]:
         from aniso.experiments.run_files import ADAPTER, COEFFICIENTS, METRICS

@@ -108,5 +108,27 @@ def training_metrics(done: Fit, trained: Trainable) -> Metrics:
     """Return what a record says about a training run."""
     from aniso.records import Metrics
 
-    epochs = len(done.history) - 1
-    return Metrics(kept_epoch=done.kept, epochs=epochs, history=done.history, trainable=trained.count)
+    return Metrics(
+        kept_epoch=done.history[done.kept].epoch,
+        epochs=done.history[-1].epoch,
+        history=done.history,
+        trainable=trained.count,
+    )
+
+
+def recipe_notes(setting: Setting, known: str | None, *values: str) -> tuple[str, ...]:
+    """Return a note on which recipe the schedule comes from, unless options give these ``values`` of it.
+
+    ``known`` is the task that the paper has a recipe for, or None.
+    """
+    method = setting.method
+    if not isinstance(method, TrainingMethod):
+        return ()
+    given = method.schedule.model_dump()
+    if given["steps"] is not None or all(given[name] is not None for name in values):
+        return ()
+    found = asdict(method.resolved_schedule(setting))
+    text = ", ".join(f"{name} {found[name]:g}" for name in values)
+    if known is None:
+        return (f"schedule: the paper has no recipe for this task; {text} by default",)
+    return (f"schedule: the paper's recipe for {known}, {text}",)

@@ -28,6 +28,12 @@ class FineTunedWeights(TrainingMethod):
         "both", help="Layers that the LoRA adapter is trained for.", group="Method"
     )
 
+    decay: Literal["weights", "change"] = option(
+        "weights",
+        help="With --linearised: weight decay acts on the weights, or on their change only.",
+        group="Method",
+    )
+
     column = "fine-tuned"
 
     def default_schedule(self, setting: Setting) -> Schedule:
@@ -41,6 +47,8 @@ class FineTunedWeights(TrainingMethod):
             raise ValueError("a head knows features of checkpoints and compositions: leave lora or head out")
         if self.targets != "both" and self.lora is None:
             raise ValueError("targets are layers of a LoRA adapter: add lora, its rank")
+        if self.decay != "weights" and not setting.is_linearised:
+            raise ValueError("decay of the change is for linearised models: add linearised")
 
     def plan(self, session: Session) -> MethodPlan:
         from aniso.experiments.result import MethodPlan
@@ -57,7 +65,8 @@ class FineTunedWeights(TrainingMethod):
         if adapter is not None:
             trained = adapter.trained
         else:
-            trained = Trainable.weights(session.model, linearised=session.setting.is_linearised)
+            linearised = session.setting.is_linearised
+            trained = Trainable.weights(session.model, linearised=linearised, decay=self.decay)
         done = session.fit(trained)
         return MethodResult(
             lambda task: trained.model,

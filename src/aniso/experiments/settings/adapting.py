@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
@@ -24,11 +26,19 @@ def _as_count(value: object) -> object:
     return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
 
+def _is_resnet(model: str) -> bool:
+    """True for CLIP's ResNets by name: RN50, RN50x4, timm/resnet50_clip.openai."""
+    return re.search(r"(^|[^a-z])(rn\d|resnet)", PurePath(model).name.casefold()) is not None
+
+
 class AdaptingSetting(Setting, ABC):
     """Settings that learn something new from the vectors of other things."""
 
     leave_out: tuple[str, ...] = option(
         (), help="A vector to leave out, beside the task's own; repeatable.", group="Selection", strict=False
+    )
+    only: tuple[str, ...] = option(
+        (), help="A vector to use; all others are left out; repeatable.", group="Selection", strict=False
     )
     select: str | None = option(
         None,
@@ -79,7 +89,8 @@ class SingleTaskSetting(AdaptingSetting, ImageSetting, ABC):
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(epochs=10, lr=1e-1, warmup_steps=0, min_steps_per_epoch=10)
+        epochs = 30 if _is_resnet(self.model) else 10  # as in the paper
+        return Schedule(epochs=epochs, lr=1e-1, warmup_steps=0, min_steps_per_epoch=10)
 
     def input_files(self) -> dict[str, str]:
         return {**super().input_files(), "task": self.task}
@@ -105,7 +116,7 @@ class SingleTaskSetting(AdaptingSetting, ImageSetting, ABC):
             objective=CrossEntropy(part, view=self.view) * 1.0,
             keep=Best(require_split(task, "val", "epochs are chosen by")) if chosen else Last(),
             evaluation=LabelledEvaluation(test_splits(task, self), out_of_domain or {}),
-            vectors=lambda names: other_vectors(names, task.name, self.leave_out),
+            vectors=lambda names: other_vectors(names, task.name, self.leave_out, self.only),
             scales=POINTS,
             shots=shots,
             notes=(*task.notes, *notes),

@@ -38,7 +38,7 @@ class Addition(ImageSetting):
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(epochs=20, lr=1e-3)
+        return Schedule(epochs=20, lr=1e-3, warmup_steps=0, lr_schedule="constant", epoch_of="smallest")
 
     def input_files(self) -> dict[str, str]:
         return {**super().input_files(), **{f"task {i}": task for i, task in enumerate(self.tasks)}}

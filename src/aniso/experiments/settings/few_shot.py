@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
+
+from pydantic import BeforeValidator
 
 from aniso.errors import UsageError, printable
 from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import SingleTaskSetting
+from aniso.json_value import JsonObject
 from aniso.registry import HEADS, SETTINGS
 from aniso.schedule import Schedule
 
@@ -15,6 +18,18 @@ if TYPE_CHECKING:
     from aniso.data import Labelled, Task
     from aniso.experiments.problem import Problem
     from aniso.experiments.session import Session
+    from aniso.learn.heads import HeadOption
+
+
+def _text(value: HeadOption) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_pairs(value: object) -> object:
+    """A mapping or a list, as specs have them, as a tuple of pairs NAME=VALUE."""
+    if isinstance(value, dict):
+        return tuple(f"{key}={_text(item)}" for key, item in value.items())
+    return tuple(value) if isinstance(value, list) else value
 
 
 @final
@@ -28,6 +43,13 @@ class FewShot(SingleTaskSetting):
     )
     head: str | None = option(
         None, help="Also learn a classifier on the features.", group="Head", registry=HEADS
+    )
+    head_options: Annotated[tuple[str, ...], BeforeValidator(_as_pairs)] = option(
+        (),
+        help="Option of the head, NAME=VALUE, such as momentum=0 for lpp; repeatable.",
+        group="Head",
+        flags=("--head-option",),
+        strict=False,
     )
     out_of_domain: tuple[str, ...] = option(
         (),
@@ -53,12 +75,27 @@ class FewShot(SingleTaskSetting):
     def coefficients_id(self) -> str:
         if self.method.learns_head:
             return self.id
-        return self.model_copy(update={"head": None, "out_of_domain": ()}).id
+        return self.model_copy(update={"head": None, "head_options": (), "out_of_domain": ()}).id
 
     def check(self) -> None:
         if self.head is not None:
             HEADS.require(self.head, option="--head")
         super().check()
+        if self.head_options and self.head is None:
+            raise ValueError("head_options are options of a head: add head, or leave them out")
+        if self.head_options:
+            _ = self.head_settings
+
+    @property
+    def head_settings(self) -> dict[str, HeadOption]:
+        """All options of the head, defaults included."""
+        from aniso.learn.heads import head_options
+
+        return {} if self.head is None else head_options(self.head, self.head_options)
+
+    def spec(self) -> JsonObject:
+        pairs = [f"{key}={_text(value)}" for key, value in self.head_settings.items()]
+        return {**super().spec(), "head_options": pairs}
 
     def problem(self, session: Session) -> Problem:
         from aniso.experiments.problem import require_split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
-from aniso.experiments.methods.method import Method
+from aniso.experiments.methods.method import Method, recipe_notes
 from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import test_splits
 from aniso.experiments.settings.image_setting import ImageSetting
@@ -43,8 +43,15 @@ class FineTune(ImageSetting):
     @property
     def fine_tuning_schedule(self) -> Schedule:
         """The paper's recipe; for known data sets with the paper's number of epochs."""
-        epochs = _paper_epochs(self.task) if self.task else None
+        epochs = _paper_epochs(self._known_task)
         return replace(FINE_TUNING, epochs=epochs) if epochs else FINE_TUNING
+
+    @property
+    def _known_task(self) -> str | None:
+        from aniso.data.card import known_name
+
+        found = known_name(self.task)
+        return found if _paper_epochs(found) else None
 
     def input_files(self) -> dict[str, str]:
         return {**super().input_files(), "task": self.task}
@@ -60,11 +67,11 @@ class FineTune(ImageSetting):
             keep=Last(),
             evaluation=LabelledEvaluation(test_splits(task, self)),
             vectors=lambda names: (),
-            notes=task.notes,
+            notes=(*task.notes, *recipe_notes(self, self._known_task, "epochs")),
         )
 
 
-def _paper_epochs(task: str) -> int | None:
-    from aniso.data.card import known_card, known_tasks
+def _paper_epochs(name: str | None) -> int | None:
+    from aniso.data.card import known_card
 
-    return known_card(task).epochs if task in known_tasks() else None
+    return None if name is None else known_card(name).epochs

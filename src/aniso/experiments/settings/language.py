@@ -77,7 +77,7 @@ class Language(AdaptingSetting):
             objective=LanguageLoss(texts["train"]) * 1.0,
             keep=Best(texts["val"]) if "val" in texts else Last(),
             evaluation=evaluation,
-            vectors=lambda names: other_vectors(names, "", self.leave_out),
+            vectors=lambda names: other_vectors(names, "", self.leave_out, self.only),
         )
 
     def _read(self, session: Session, name: str, role: str) -> TextDataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, final
 
+from aniso.experiments.methods.method import recipe_notes
 from aniso.experiments.options import option
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.registry import SETTINGS
@@ -48,8 +49,15 @@ class Negation(ImageSetting):
 
     @property
     def schedule(self) -> Schedule:
-        lr, epochs = _PAPER.get(self.target, _OTHER_TASKS)
-        return Schedule(epochs=epochs, lr=lr)
+        lr, epochs = _PAPER.get(self._known_target or "", _OTHER_TASKS)
+        return Schedule(epochs=epochs, lr=lr, warmup_steps=0, lr_schedule="constant", epoch_of="target")
+
+    @property
+    def _known_target(self) -> str | None:
+        from aniso.data.card import known_name
+
+        found = known_name(self.target)
+        return found if found in _PAPER else None
 
     def input_files(self) -> dict[str, str]:
         return {**super().input_files(), "target": self.target, "control": self.control}
@@ -70,5 +78,5 @@ class Negation(ImageSetting):
             evaluation=LabelledEvaluation(test),
             vectors=lambda present: [name for name in (target.name,) if name in present],
             scales=tuple(0.0 - point for point in POINTS),
-            notes=(*target.notes, *control.notes),
+            notes=(*target.notes, *control.notes, *recipe_notes(self, self._known_target, "epochs", "lr")),
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aniso.experiments.content import Content
     from aniso.experiments.problem import Problem
     from aniso.experiments.session import Session
+    from aniso.learn.heads import HeadOption
     from aniso.models import Wrapped
     from aniso.records import Inputs
     from aniso.sizes import Budget
@@ -126,6 +127,11 @@ class Setting(Options, ABC):
     def head_name(self) -> str | None:
         """The head that is learned on features, if one is."""
         return None
+
+    @property
+    def head_settings(self) -> dict[str, HeadOption]:
+        """The options of that head."""
+        return {}
 
     @property
     def head_view(self) -> str:

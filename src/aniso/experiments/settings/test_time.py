@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from aniso.experiments.methods.method import TrainingMethod
 from aniso.experiments.options import option
@@ -73,23 +73,35 @@ class TestTime(AdaptingSetting, ImageSetting):
     )
     trusted: int = option(100, help="FixMatch: most trusted images of each class.", group="Objective", ge=1)
 
+    trusted_by: Literal["score", "prediction"] = option(
+        "score",
+        help="FixMatch: rank all images by each class's score, or only those that are predicted as it.",
+        group="Objective",
+    )
+    mean_over: Literal["reliable", "batch"] = option(
+        "reliable", help="SAR: images that the mean of the loss is over.", group="Objective"
+    )
+
     excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free"), _LABELS)
     excluded_rules = dict.fromkeys(("gradient", "blockwise-gradient", "pursuit"), _GRADIENT)
 
     @property
     def schedule(self) -> Schedule:
         found = Schedule(epochs=10, lr=1e-3, warmup_steps=0)
-        chosen = isinstance(self.method, TrainingMethod) and self.method.schedule.optimiser is not None
-        if self.objective == "sar" and not chosen:
-            return replace(found, optimiser="sgd", weight_decay=0.0)  # as its authors have it
-        return found
+        # SGD at SAR's own rate moves coefficients by less than 0.01
+        return replace(found, weight_decay=0.0) if self.objective == "sar" else found
 
     @property
     def layer_norm_schedule(self) -> Schedule:
+        chosen = isinstance(self.method, TrainingMethod) and self.method.schedule.optimiser is not None
+        if self.objective == "sar" and not chosen:
+            return replace(self.schedule, optimiser="sgd")  # as its authors have it
         return self.schedule
 
     def constrained(self, schedule: Schedule) -> Schedule:
-        return replace(schedule, epochs=1, min_steps_per_epoch=1) if self.online else schedule
+        if not self.online:
+            return schedule
+        return replace(schedule, epochs=1, min_steps_per_epoch=1, steps=None, validate_every=None)
 
     @property
     def is_online(self) -> bool:
@@ -140,7 +152,7 @@ class TestTime(AdaptingSetting, ImageSetting):
             objective=self._objective(split),
             keep=Last(),
             evaluation=UnlabelledEvaluation(split, tests),
-            vectors=lambda names: other_vectors(names, own, self.leave_out),
+            vectors=lambda names: other_vectors(names, own, self.leave_out, self.only),
             notes=notes,
         )
 
@@ -148,6 +160,7 @@ class TestTime(AdaptingSetting, ImageSetting):
         """The objective by name, with those of this setting's options that it has."""
         term = OBJECTIVES.get(self.objective)
         own = {field.name for field in dataclasses.fields(term)}
-        given = {"power": self.power, "threshold": self.threshold, "most": self.trusted}
+        given: dict[str, float | str] = {"power": self.power, "threshold": self.threshold}
+        given |= {"most": self.trusted, "trusted_by": self.trusted_by, "mean_over": self.mean_over}
         found: Objective = term(split, **{key: value for key, value in given.items() if key in own}) * 1.0
         return found

@@ -8,6 +8,7 @@ from typing import final
 
 from aniso.data import Batch, Batches, Split, TextDataset, sampling
 from aniso.data.batches import View, together
+from aniso.errors import UsageError
 from aniso.schedule import Schedule
 
 
@@ -16,8 +17,9 @@ from aniso.schedule import Schedule
 class EpochSampler:
     """Draws the batches of an epoch.
 
-    Every split has the same share of every batch. The split that takes longest is visited once in an epoch;
-    the others begin again, in another order, until it is done.
+    Every split has the same share of every batch. One split is visited once in an epoch: the one that takes
+    longest, the smallest, or the target (``Schedule.epoch_of``). Smaller ones begin again, in another order,
+    until it is done; of larger ones every epoch has another part.
     """
 
     splits: Sequence[tuple[Split | TextDataset, tuple[View, ...]]]
@@ -25,12 +27,38 @@ class EpochSampler:
     seed: int
     reserved: Sequence[float] = ()
     """For every split the part of its share that is kept for reserved items (default: none)."""
+    target: int | None = None
+    """The split to be forgotten, if there is one (``Objective.target``)."""
 
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
-        longest = max(-(-len(split) // self._own(i)) for i, (split, _) in enumerate(self.splits))
-        return max(self.schedule.min_steps_per_epoch, longest)
+        passes = [-(-len(split) // self._own(i)) for i, (split, _) in enumerate(self.splits)]
+        return max(self.schedule.min_steps_per_epoch, self._chosen(passes))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.schedule.steps or self.schedule.epochs * self.steps
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last may be cut short by ``Schedule.steps``."""
+        return -(-self.total_steps // self.steps)
+
+    def _chosen(self, passes: Sequence[int]) -> int:
+        """The steps of a pass over the split that an epoch is a pass over."""
+        if self.schedule.epoch_of == "longest":
+            return max(passes)
+        if self.schedule.epoch_of == "smallest":
+            return min(passes)
+        if self.target is None:
+            raise UsageError(
+                "OBJECTIVE",
+                "epoch_of 'target' needs a term with a negative weight, the target of a negation",
+                fix="--epoch-of longest, or --epoch-of smallest",
+            )
+        return passes[self.target]
 
     @property
     def _share(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
@@ -21,7 +22,14 @@ from aniso.learn._training.guards import (
     require_gradient,
 )
 from aniso.learn._training.online import OnlinePredictions
-from aniso.learn._training.optimiser import make_optimiser, moments, restore_moments, set_learning_rates
+from aniso.learn._training.optimiser import (
+    add_offsets_to_gradients,
+    decay_offsets,
+    make_optimiser,
+    moments,
+    restore_moments,
+    set_learning_rates,
+)
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import State
 from aniso.learn._training.validation import Validation, scores
@@ -74,6 +82,7 @@ class Loop:
             schedule,
             seed,
             [0.0 if online else term.reserved_share for term in terms],
+            objective.target,
         )
         self._validation = Validation(
             trainable.model, keep, head=trainable.head, batch_size=schedule.micro_batch, workers=workers
@@ -93,51 +102,77 @@ class Loop:
         """Online runs: the class predicted for every image before it was learned from."""
         return None if self._online is None else self._online.predictions
 
-    @property
     def done(self) -> bool:
+        """Return True if the run has ended: all epochs are done, or its keep rule says so."""
         if not self.history:
             return False
-        return self.epoch >= self._schedule.epochs or self._keep.ends(self._scores())
+        return self.epoch >= self._sampler.epochs or self._keep.ends(self._scores())
+
+    @property
+    def taken(self) -> int:
+        """Steps of the whole run that were taken."""
+        return self.epoch * self.steps + self.step
 
     def run(self, progress: ProgressCallback, check: Callable[[], None]) -> Iterator[EpochRow]:
-        """Train to the end, giving a row after every epoch. ``check`` is called between steps."""
+        """Train to the end, giving a row after every validation. ``check`` is called between steps."""
         if not self.history:
-            yield self._validate(progress, check)
-        while not self.done:
+            yield self._validate(progress, check, epoch=0)
+        while not self.done():
             try:
-                self._train(progress, check)
-                row = self._validate(progress, check)
+                while not self._train(progress, check):
+                    yield self._validate(progress, check, epoch=self.epoch)
+                    if self.done():
+                        break
+                else:
+                    row = self._validate(progress, check, epoch=self.epoch + 1)
+                    self.epoch, self.step = self.epoch + 1, 0
+                    yield row
             except NumericalError:
                 self._trainable.load(self.kept)  # the last good values
                 raise
-            self.epoch, self.step, self._sums = self.epoch + 1, 0, {}
-            yield row
         self._trainable.load(self.kept)
 
     # training
 
-    def _train(self, progress: ProgressCallback, check: Callable[[], None]) -> None:
-        """Take the steps of the epoch that are left."""
-        model = self._trainable.model
+    def _train(self, progress: ProgressCallback, check: Callable[[], None]) -> bool:
+        """Take the steps of the epoch that are left, or those to the next validation; True at its end."""
+        model, left = self._trainable.model, self._sampler.total_steps - self.taken
+        if self._validation_due():  # the run was interrupted in a validation
+            return False
         if self.step == 0:
             self._companions.before_epoch(progress, check)
         reserved = [self._companions.reserved_items(i) for i in range(len(self._terms))]
         # a few coefficients need no dropout; without it slices of a batch give the very gradient of the batch
         model.train(self._trainable.slots is None)
         try:
-            for batches in self._sampler.epoch(
+            steps = self._sampler.epoch(
                 self.epoch, start=self.step, workers=self._workers, reserved_items=reserved
-            ):
+            )
+            for batches in itertools.islice(steps, left):
                 check()
                 self._take_step(batches)
                 self.step += 1
-                progress(f"epoch {self.epoch + 1} of {self._schedule.epochs}", self.step, self.steps)
+                progress(f"epoch {self.epoch + 1} of {self._sampler.epochs}", self.step, self.steps)
+                if self._validation_due():
+                    return False
         finally:
             model.eval()
+        return True
+
+    def _validation_due(self) -> bool:
+        """True if the model is to be validated before the next step, within an epoch."""
+        every = self._schedule.validate_every
+        ends = self.step in (0, self.steps) or self.taken >= self._sampler.total_steps
+        return every is not None and not ends and self.taken % every == 0 and self._last_step != self.taken
+
+    @property
+    def _last_step(self) -> int | None:
+        """The step of the last validation."""
+        return self.history[-1].step if self.history else None
 
     def _take_step(self, batches: Sequence[Batch]) -> None:
-        done, schedule = self.epoch * self.steps + self.step, self._schedule
-        set_learning_rates(self._optimiser, schedule, done, schedule.epochs * self.steps)
+        done, schedule = self.taken, self._schedule
+        set_learning_rates(self._optimiser, schedule, done, self._sampler.total_steps)
         self._optimiser.zero_grad(set_to_none=True)
         size = min(sum(map(len, batches)), schedule.micro_batch or schedule.batch_size)
         with self._step_randomness(), explain_out_of_memory(size, self._terms[0].split.item_kind):
@@ -151,8 +186,11 @@ class Loop:
             require_finite_gradient(norm, where, self._terms, batches)
         if done == 0 and not any(term.selective for term in self._terms):
             require_gradient(norm)
+        add_offsets_to_gradients(self._trainable, schedule)
         self._scaler.step(self._optimiser)
         self._scaler.update()
+        if bool(torch.isfinite(norm)):  # else the step was skipped
+            decay_offsets(self._trainable, schedule, self._optimiser)
         self._companions.after_step()
         for name, (loss, count) in losses.items():
             total, items = self._sums.get(name, (0.0, 0.0))
@@ -161,15 +199,20 @@ class Loop:
     def _gradients(self, batches: Sequence[Batch]) -> Losses:
         """Accumulate the gradients of a step, slice by slice; returns every term's mean loss and size."""
         losses: Losses = {}
-        progress = (self.epoch * self.steps + self.step) / max(1, self._schedule.epochs * self.steps)
-        for number, pieces in enumerate(slices(batches, self._schedule.micro_batch)):
+        progress = self.taken / max(1, self._sampler.total_steps)
+        cut = slices(batches, self._schedule.micro_batch)
+        counts = self._counted(cut, progress)
+        for number, pieces in enumerate(cut):
             total = torch.zeros((), device=self._trainable.device)
             terms = zip(self._bound, batches, pieces, self._forward(pieces, progress), strict=True)
             for i, (bound, batch, piece, inputs) in enumerate(terms):
                 if not len(piece):
                     continue
                 self._companions.observe(i, piece.indices, inputs)
-                loss = bound.term.loss(inputs) * (len(piece) / len(batch))
+                share = len(piece) / len(batch)
+                if i in counts:
+                    share = bound.term.counted(inputs) / max(1, counts[i])
+                loss = bound.term.loss(inputs) * share
                 total = total + bound.weight * loss
                 name = bound.term.name
                 losses[name] = (losses.get(name, (0.0, 0))[0] + loss.item(), len(batch))
@@ -177,6 +220,22 @@ class Loop:
                 total = total + self._value_loss(losses)
             self._scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         return losses
+
+    @torch.no_grad()
+    def _counted(self, cut: Sequence[Sequence[Batch]], progress: float) -> dict[int, int]:
+        """Count the items of a whole batch that count, by term; needed for batches in slices only.
+
+        It takes a forward pass more: how many count is not known before the last slice.
+        """
+        counting = [i for i, bound in enumerate(self._bound) if bound.term.averages_counted]
+        if not counting or len(cut) == 1:
+            return {}
+        counts = dict.fromkeys(counting, 0)
+        for pieces in cut:
+            inputs = self._forward(pieces, progress)
+            for i in counting:
+                counts[i] += self._bound[i].term.counted(inputs[i]) if len(pieces[i]) else 0
+        return counts
 
     def _value_loss(self, losses: Losses) -> Tensor:
         """Return the weighted sum of terms on the coefficients themselves; adds them to ``losses``."""
@@ -199,7 +258,7 @@ class Loop:
 
     # validation
 
-    def _validate(self, progress: ProgressCallback, check: Callable[[], None]) -> EpochRow:
+    def _validate(self, progress: ProgressCallback, check: Callable[[], None], *, epoch: int) -> EpochRow:
         def checked(what: str, done: int, total: int) -> None:
             check()
             progress(what, done, total)
@@ -208,10 +267,13 @@ class Loop:
         terms = {name: total / count for name, (total, count) in self._sums.items()}
         weighted = [weight * terms[term.name] for weight, term in self._objective.parts if terms]
         losses = {"loss": sum(weighted) if terms else None, "terms": terms}
+        within = self._schedule.validate_every is not None or self._schedule.steps is not None
+        place = {"epoch": epoch, "step": self.taken} if within else {"epoch": epoch}
         row = EpochRow.model_validate(
-            {"epoch": len(self.history), **losses, **measured, **self._companions.metrics(), "kept": False}
+            {**place, **losses, **measured, **self._companions.metrics(), "kept": False}
         )
         self.history.append(row)
+        self._sums = {}
         if self._keep.choose(self._scores()) == len(self.history) - 1:
             self.kept = self._trainable.copied()
             self.history = [other.model_copy(update={"kept": other is row}) for other in self.history]

@@ -33,6 +33,26 @@ def set_learning_rates(optimiser: torch.optim.Optimizer, schedule: Schedule, ste
         group["lr"] = schedule.rate(step, steps, group["full_lr"])
 
 
+@torch.no_grad()
+def add_offsets_to_gradients(trainable: Trainable, schedule: Schedule) -> None:
+    """SGD, before a step: add the weight decay of the offsets, as torch adds that of the tensors."""
+    if schedule.optimiser == "sgd":
+        for name, offset in trainable.decayed_offsets.items():
+            gradient = trainable.tensors[name].grad
+            if gradient is not None:
+                gradient.add_(offset, alpha=schedule.weight_decay)
+
+
+@torch.no_grad()
+def decay_offsets(trainable: Trainable, schedule: Schedule, optimiser: torch.optim.Optimizer) -> None:
+    """AdamW, after a step: subtract lr * decay * offset, so that offset + tensor was decayed as a whole."""
+    if schedule.optimiser == "adamw":
+        rate = float(optimiser.param_groups[0]["lr"]) * schedule.weight_decay
+        for name, offset in trainable.decayed_offsets.items():
+            if trainable.tensors[name].grad is not None:  # else torch does not decay the tensor either
+                trainable.tensors[name].sub_(offset, alpha=rate)
+
+
 def moments(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the optimiser's state of named tensors, as tensors."""
     return {

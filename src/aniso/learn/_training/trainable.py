@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class Trainable:
     """The classifier (default: class weights from prompts)."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rates of tensors that have their own, and no weight decay."""
+    decayed_offsets: Mapping[str, Tensor] = field(default_factory=dict)
+    """Added to tensors of the same name for weight decay: a linearised model decays theta0 + tau, not tau."""
 
     @classmethod
     def coefficients(cls, composition: Composition) -> Trainable:
@@ -48,14 +50,22 @@ class Trainable:
         return cls(composition, {"values": composition.values}, identity, composition.index)
 
     @classmethod
-    def weights(cls, encoder: Wrapped, *, linearised: bool = False) -> Trainable:
-        """Train the weights of a copy of the model: the tensors of its blocks, so not the text tower."""
+    def weights(
+        cls, encoder: Wrapped, *, linearised: bool = False, decay: Literal["weights", "change"] = "weights"
+    ) -> Trainable:
+        """Train the weights of a copy of the model: the tensors of its blocks, so not the text tower.
+
+        ``decay`` is for linearised models, theta0 + tau: weight decay acts on the ``weights`` theta, as it
+        does without linearisation, or only on their ``change`` tau.
+        """
         own = dict(encoder.named_parameters(remove_duplicate=False))  # a block may be a buffer: BART's bias
         names = [part.key for block in encoder.layout.blocks for part in block.parts if part.key in own]
         identity = {**encoder.identity(), "trained": "weights", "linearised": linearised}
         if linearised:
             tangent = Tangent(encoder, names)
-            return cls(tangent, dict(zip(names, tangent.tau, strict=True)), identity)
+            offsets = tangent.tuned() if decay == "weights" else {}  # tau is zero: theta0
+            tensors = dict(zip(names, tangent.tau, strict=True))
+            return cls(tangent, tensors, {**identity, "decay": decay}, decayed_offsets=offsets)
         copied = copy.deepcopy(encoder)
         parameters = dict(copied.named_parameters(remove_duplicate=False))
         return cls(copied, {name: parameters[name].requires_grad_() for name in names}, identity)

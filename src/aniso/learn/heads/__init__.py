@@ -3,8 +3,8 @@
 A head is one file of this package, with a class decorated by ``@register("name")``.
 """
 
-from aniso.learn.heads.files import SavedHead, load_head, new_head
-from aniso.learn.heads.head import Classifier, Head, HeadFit, RestrictedHead
+from aniso.learn.heads.files import SavedHead, head_options, load_head, new_head
+from aniso.learn.heads.head import Classifier, Head, HeadFit, HeadOption, RestrictedHead
 from aniso.learn.heads.linear import LinearProbe
 from aniso.learn.heads.lpp import LPP
 from aniso.learn.heads.tip import TipAdapter
@@ -17,10 +17,12 @@ __all__ = [
     "Classifier",
     "Head",
     "HeadFit",
+    "HeadOption",
     "LPP",
     "LinearProbe",
     "SavedHead",
     "TipAdapter",
+    "head_options",
     "load_head",
     "new_head",
     "register",

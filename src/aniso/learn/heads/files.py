@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -10,8 +12,8 @@ from typing import final
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aniso.errors import InputError, printable
-from aniso.learn.heads.head import FORMAT, SCHEMA, Head
+from aniso.errors import InputError, UsageError, printable
+from aniso.learn.heads.head import FORMAT, SCHEMA, Head, HeadOption
 from aniso.models import ClassWeights
 from aniso.registry import HEADS
 from aniso.weights import SafetensorsFile
@@ -19,11 +21,50 @@ from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import require_checksum
 
 
-def new_head(name: str, base: ClassWeights) -> Head:
-    """Return a new head that predicts as the class weights do, until it is trained."""
+def new_head(name: str, base: ClassWeights, options: Mapping[str, HeadOption] | None = None) -> Head:
+    """Return a new head that predicts as the class weights do, until it is trained.
+
+    ``options`` are keyword arguments of the head's class, such as ``{"momentum": 0.0}`` for LP++.
+    """
     HEADS.require(name, option="--head")
-    head: Head = HEADS.get(name)(base)
+    head: Head = HEADS.get(name)(base, **(options or {}))
     return head
+
+
+def head_options(name: str, given: Sequence[str] = ()) -> dict[str, HeadOption]:
+    """Return all options of a head: its defaults, with the ``given`` ones (``momentum=0``) in their place."""
+    HEADS.require(name, option="--head")
+    parameters = inspect.signature(HEADS.get(name)).parameters.values()
+    found = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for pair in given:
+        key, _, text = pair.partition("=")
+        if key not in found:
+            raise UsageError(
+                "HEAD-OPTION",
+                f"head '{name}' has no option '{printable(key)}'",
+                expected=", ".join(f"{known}={value}" for known, value in found.items()),
+                fix=f"--head-option {next(iter(found), 'NAME')}=VALUE",
+            )
+        found[key] = _converted(name, key, text, found[key])
+    return found
+
+
+def _converted(head: str, key: str, text: str, default: HeadOption) -> HeadOption:
+    """An option's text as a value of its default's type."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        value = type(default)(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
+        return value
+    except (KeyError, ValueError):
+        raise UsageError(
+            "HEAD-OPTION",
+            f"invalid value '{printable(text)}' for option '{key}' of head '{head}'",
+            expected="true or false" if isinstance(default, bool) else f"such as {default}",
+            fix=f"--head-option {key}={default}",
+        ) from None
 
 
 @final
@@ -64,7 +105,7 @@ class _Index(BaseModel):
     kind: str
     classes: list[str]
     by_angle: bool
-    settings: dict[str, float | int]
+    settings: dict[str, float | int | bool | str]
     features: dict[str, str]
 
 
@@ -100,6 +141,11 @@ def _built(index: _Index, tensors: dict[str, torch.Tensor]) -> Head:
         raise ValueError(f"'{odd[0]}' is NaN or infinite")
     if index.kind not in HEADS:
         raise LookupError(f"there is no head '{index.kind}'")
+    defaults = head_options(index.kind)
+    for key, value in index.settings.items():
+        wanted = (int, float) if type(defaults.get(key)) is float else (type(defaults.get(key)),)
+        if type(value) not in wanted:
+            raise TypeError(f"'{key}' is not an option, or cannot be {value!r}")
     head: Head = HEADS.get(index.kind)(base, **index.settings)
     head.adopt(tensors)
     with torch.no_grad():

@@ -20,6 +20,8 @@ from aniso.registry import HEADS
 from aniso.weights import save_safetensors
 from aniso.weights.fingerprint import content_checksum
 
+HeadOption = float | int | bool | str
+"""The value of a head's option."""
 SCHEMA = 1
 FORMAT = "aniso head"
 _LOOK = 10  # steps between two evaluations on held-out features
@@ -152,7 +154,7 @@ class Head(nn.Module, ABC):
 
     # files
 
-    def settings(self) -> dict[str, float | int]:
+    def settings(self) -> dict[str, HeadOption]:
         """Return its options, as keyword arguments."""
         return {}
 
@@ -241,7 +243,7 @@ class Head(nn.Module, ABC):
             raise NumericalError(
                 "LEARN-NONFINITE",
                 f"the loss of the head is {loss} in step {step + 1}",
-                fix="try another head: --head lpp cannot diverge",
+                fix="--head lpp --head-option momentum=0 --head-option bias=false, which cannot diverge",
             )
         return loss
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aniso.learn.heads.head import Head
+from aniso.learn.heads.head import Head, HeadOption
 from aniso.models import ClassWeights
 from aniso.registry import HEADS
 
@@ -29,7 +29,7 @@ class LinearProbe(Head):
         self.unit: Tensor
         self.register_buffer("unit", torch.tensor(float(base.by_angle)))  # 1 if features are normalised
 
-    def settings(self) -> dict[str, float | int]:
+    def settings(self) -> dict[str, HeadOption]:
         return {"steps": self.steps, "decay": self._decay}
 
     def logits(self, features: Tensor) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aniso.learn.heads.head import Head
+from aniso.errors import UsageError
+from aniso.learn.heads.head import Head, HeadOption
 from aniso.models import ClassWeights
 from aniso.registry import HEADS
 
@@ -22,16 +23,39 @@ _ROWS = 256  # at once, against all keys: their products stay in a processor's c
 class TipAdapter(Head):
     """Tip-Adapter: logits of the class weights + alpha exp(-beta (1 - f · keys')) labels.
 
-    Keys, which start as the mean of every image's views, and the two scalars are trained.
+    Keys, which start as the mean of every image's views, and the two scalars are trained by AdamW in 300
+    passes over the images. Starts, weight decay and batches are those of the paper's runs.
     """
 
     rates: ClassVar[Mapping[str, float]] = {"keys": 1e-3, "alpha": 1e-1, "beta": 1e-1}
 
     def __init__(
-        self, base: ClassWeights, *, steps: int = 300, alpha: float = 1.0, beta: float = 5.5
+        self,
+        base: ClassWeights,
+        *,
+        steps: int = 300,
+        alpha: float = 2.0,
+        beta: float = 1.0,
+        batch_size: int = 256,
+        decay: float = 0.01,
     ) -> None:
+        """``steps`` are passes over the images.
+
+        Args:
+            batch_size: images per step of the optimiser; 0 takes all images at once, which is faster.
+            decay: weight decay of keys and scalars.
+        """
         super().__init__(base)
+        if steps < 1 or batch_size < 0 or decay < 0:
+            raise UsageError(
+                "HEAD-OPTION",
+                f"Tip-Adapter cannot have steps {steps}, batch_size {batch_size}, decay {decay}",
+                expected="1 or more steps, batch_size 0 (all images) or more, decay 0 or more",
+                fix="--head-option batch_size=256, --head-option decay=0.01",
+            )
         self.steps = steps
+        self._batch_size = batch_size
+        self._decay = decay
         self._scalars = (alpha, beta)
         self.keys = nn.Parameter(torch.zeros(0, self.base_weight.shape[1]))
         self.alpha = nn.Parameter(torch.zeros(()))
@@ -39,8 +63,14 @@ class TipAdapter(Head):
         self.owners: Tensor
         self.register_buffer("owners", torch.zeros(0, dtype=torch.long))
 
-    def settings(self) -> dict[str, float | int]:
-        return {"steps": self.steps, "alpha": self._scalars[0], "beta": self._scalars[1]}
+    def settings(self) -> dict[str, HeadOption]:
+        return {
+            "steps": self.steps,
+            "alpha": self._scalars[0],
+            "beta": self._scalars[1],
+            "batch_size": self._batch_size,
+            "decay": self._decay,
+        }
 
     def logits(self, features: Tensor) -> Tensor:
         seen = functional.normalize(features, dim=-1).flatten(0, -2)
@@ -72,24 +102,38 @@ class TipAdapter(Head):
         return super().adopt(tensors)
 
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:
-        """Train on full batches, each of another view: an image's key is its views' mean, not one view."""
+        """Train on batches, in each pass of another view: an image's key is its views' mean, not one view."""
         if self.by_angle:
             views = functional.normalize(views, dim=-1)  # once, and not in every step
         self.remember(views, labels)
         named = dict(self.named_parameters())
         groups = [{"params": [named[name]], "lr": rate} for name, rate in self.rates.items()]
-        optimiser = torch.optim.AdamW(groups, weight_decay=0.0, eps=1e-4)
+        optimiser = torch.optim.AdamW(groups, weight_decay=self._decay, eps=1e-4)
+        count = len(labels)
+        size = self._batch_size or count
+        done, steps = 0, self.steps * -(-count // size)
         for number in range(self.steps):
-            falling = 0.5 * (1 + math.cos(math.pi * number / self.steps))
-            for group, rate in zip(optimiser.param_groups, self.rates.values(), strict=True):
-                group["lr"] = rate * falling
-            loss = self._gradients(views[number % len(views)], labels)
-            optimiser.step()
-            yield loss
+            seen, total = views[number % len(views)], 0.0
+            for rows in self._order(number, count, size, labels.device):
+                falling = 0.5 * (1 + math.cos(math.pi * done / steps))
+                for group, rate in zip(optimiser.param_groups, self.rates.values(), strict=True):
+                    group["lr"] = rate * falling
+                total += self._gradients(seen[rows], labels[rows]) * len(rows) / count
+                optimiser.step()
+                done += 1
+            yield total
+
+    @staticmethod
+    def _order(number: int, count: int, size: int, device: torch.device) -> Iterable[Tensor]:
+        """The batches of a pass, in another order in each; a single batch keeps the order of the images."""
+        if size >= count:
+            return [torch.arange(count, device=device)]
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(number))
+        return torch.split(order.to(device), size)
 
     @torch.no_grad()
     def _gradients(self, features: Tensor, labels: Tensor) -> float:
-        """Set the gradients of a full batch, some rows at a time: a thousand classes would not fit at once.
+        """Set the gradients of a batch, some rows at a time: a thousand classes would not fit at once.
 
         Written out, since autograd would keep several matrices of rows x keys.
         """

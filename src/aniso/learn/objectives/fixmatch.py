@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from aniso.data import Unlabelled
 from aniso.data.batches import View
-from aniso.errors import UsageError
+from aniso.errors import UsageError, printable
 from aniso.learn.features import iterate_features
 from aniso.learn.objectives.companion import Companion, RunContext
 from aniso.learn.objectives.term_inputs import TermInputs
@@ -23,6 +23,8 @@ from aniso.progress import ProgressCallback
 from aniso.records import JsonValue
 from aniso.registry import OBJECTIVES
 
+TRUSTED_BY = ("score", "prediction")
+_PAIRS = 4096  # of an image and a class, looked at together
 UNTRUSTED = -1  # label of an image that is not in the trusted set
 
 
@@ -32,9 +34,10 @@ UNTRUSTED = -1  # label of an image that is not in the trusted set
 class FixMatch(UnlabelledTerm):
     """Unsupervised FixMatch: predictions on an image are the targets for a strongly augmented view of it.
 
-    A trusted set takes the place of labelled images: the same number of most confident images per predicted
-    class, chosen again in every epoch, fills a quarter of each batch. Other images count if their prediction,
-    flattened to p^``power``, is more confident than a threshold that rises from ``threshold`` to 1.
+    A trusted set takes the place of labelled images: the same number of images per class, those with the
+    highest scores for it, chosen again in every epoch, fills a quarter of each batch. Other images count if
+    their prediction, flattened to p^``power``, is more confident than a threshold that rises from
+    ``threshold`` to 1.
     """
 
     loss_name = "FixMatch"
@@ -50,10 +53,19 @@ class FixMatch(UnlabelledTerm):
     """Largest number of trusted images per class."""
     strong: str = "few_shot"
     """Transform of the augmented view: few_shot, strong or train."""
+    trusted_by: str = "score"
+    """``score`` ranks all images by each class's score, ``prediction`` those that are predicted as it."""
 
     def __post_init__(self) -> None:
         self._require_unlabelled()
         self._require_strong(self.strong)
+        if self.trusted_by not in TRUSTED_BY:
+            raise UsageError(
+                "OBJECTIVE",
+                f"FixMatch cannot choose trusted images by '{printable(self.trusted_by)}'",
+                expected=" or ".join(TRUSTED_BY),
+                fix="trusted_by='score'",
+            )
         whole = type(self.most) is int and self.most >= 1
         if not (whole and 0 < self.power < math.inf and 0 <= self.threshold <= 1):
             raise UsageError(
@@ -68,7 +80,13 @@ class FixMatch(UnlabelledTerm):
         return None if run.online else TrustedSet(terms, run)
 
     def settings(self) -> dict[str, JsonValue]:
-        return {"power": self.power, "threshold": self.threshold, "most": self.most, "strong": self.strong}
+        return {
+            "power": self.power,
+            "threshold": self.threshold,
+            "most": self.most,
+            "strong": self.strong,
+            "trusted_by": self.trusted_by,
+        }
 
     def views(self, model: nn.Module) -> tuple[View, ...]:
         transforms = encoder_of(model).transforms
@@ -77,10 +95,15 @@ class FixMatch(UnlabelledTerm):
     def trust(self, logits: Tensor) -> Tensor:
         """Return the label of every trusted image, and -1 for all others, from the logits of all images.
 
-        The trusted set has the same number of most confident images per predicted class.
+        Every class has the same number: the images with the highest scores for it. An image that is among
+        the highest of several classes belongs to the one with the highest score, and the others take their
+        next. With ``trusted_by`` prediction a class has fewer if fewer images are predicted as it.
         """
-        confidence, predictions = logits.softmax(-1).max(-1)
         each = max(1, min(len(self.split) // len(self.split.classes), self.most))
+        scores = logits.softmax(-1)
+        if self.trusted_by == "score":
+            return highest_of_each(scores, each)
+        confidence, predictions = scores.max(-1)
         trusted = torch.full_like(predictions, UNTRUSTED)
         for label in range(len(self.split.classes)):
             own = (predictions == label).nonzero().flatten()
@@ -148,3 +171,25 @@ class TrustedSet(Companion):
 def flattened(logits: Tensor, power: float) -> Tensor:
     """Return probabilities to a power, normalised to sum to one again."""
     return (power * logits.log_softmax(-1)).softmax(-1)
+
+
+def highest_of_each(scores: Tensor, each: int) -> Tensor:
+    """Return a class for ``each`` images of every class, by their scores for it, and -1 for all others.
+
+    ``scores`` are images x classes. Pairs are taken from the highest score down, unless their image has a
+    class already, or their class ``each`` images; of equal scores the first image comes first.
+    """
+    count, classes = scores.shape
+    order = scores.flatten().argsort(descending=True, stable=True).cpu()
+    trusted = torch.full((count,), UNTRUSTED)
+    room = torch.full((classes,), each)
+    for pairs in torch.split(order, _PAIRS):
+        free = (trusted[pairs // classes] == UNTRUSTED) & (room[pairs % classes] > 0)
+        for pair in pairs[free].tolist():
+            image, label = divmod(pair, classes)
+            if trusted[image] == UNTRUSTED and room[label] > 0:
+                trusted[image] = label
+                room[label] -= 1
+        if not bool(room.any()):
+            break
+    return trusted.to(scores.device)

@@ -91,9 +91,16 @@ class DataTerm(Term):
     def views(self, model: nn.Module) -> tuple[View, ...]:
         """Return the transforms that turn an item of the split into the model's inputs, one per view."""
 
+    averages_counted: ClassVar[bool] = False
+    """True if the loss is a mean over some items of a batch only, those that ``counted`` counts."""
+
+    def counted(self, inputs: TermInputs) -> int:
+        """Return how many items of a batch the mean of ``loss`` is over."""
+        raise NotImplementedError
+
     @abstractmethod
     def loss(self, inputs: TermInputs) -> Tensor:
-        """Return the mean loss over the items of a batch."""
+        """Return the mean loss over the items of a batch, or over those that count; zero if none does."""
 
 
 class ValueTerm(Term):
@@ -117,6 +124,11 @@ class Objective(_Summable):
     @property
     def data_terms(self) -> tuple[tuple[float, DataTerm], ...]:
         return tuple((w, term) for w, term in self.parts if isinstance(term, DataTerm))
+
+    @property
+    def target(self) -> int | None:
+        """The first data term with a negative weight, which is to be forgotten, by number."""
+        return next((i for i, (weight, _) in enumerate(self.data_terms) if weight < 0), None)
 
     @property
     def value_terms(self) -> tuple[tuple[float, ValueTerm], ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aniso.data import Unlabelled
-from aniso.errors import UsageError
+from aniso.errors import UsageError, printable
 from aniso.learn.objectives.companion import Companion, Losses, RunContext
 from aniso.learn.objectives.entropy import prediction_entropy
 from aniso.learn.objectives.term_inputs import TermInputs
@@ -19,6 +19,7 @@ from aniso.learn.objectives.unlabelled_term import UnlabelledTerm
 from aniso.records import JsonValue
 from aniso.registry import OBJECTIVES
 
+MEANS = ("reliable", "batch")
 _MOMENTUM = 0.9  # of the moving average of the entropy
 
 
@@ -31,19 +32,30 @@ class SAR(UnlabelledTerm):
     An image is reliable if the entropy of its prediction is below ``margin`` times the largest possible. The
     gradient is taken where the loss is highest within ``radius``. If a moving average of the entropy falls
     below a floor, the predictions have collapsed and the parameters are reset to their start. ``floor`` is
-    that of a thousand classes; for fewer it is lower, as their largest entropy is.
+    that of a thousand classes; for fewer it is lower, as their largest entropy is. The loss is the mean over
+    the reliable images of a batch, and zero if there is none.
     """
 
     loss_name = "reliable entropy"
     selective = True
+    averages_counted = True
 
     split: Unlabelled
     margin: float = 0.4
     radius: float = 0.05
     floor: float = 0.2
+    mean_over: str = "reliable"
+    """The mean is over ``reliable`` images, or over the whole ``batch``, to which others add zero."""
 
     def __post_init__(self) -> None:
         self._require_unlabelled()
+        if self.mean_over not in MEANS:
+            raise UsageError(
+                "OBJECTIVE",
+                f"SAR cannot take the mean over '{printable(self.mean_over)}'",
+                expected=" or ".join(MEANS),
+                fix="mean_over='reliable'",
+            )
         finite = math.isfinite(self.margin + self.radius + self.floor)
         if not (finite and self.margin > 0 and self.radius >= 0):
             raise UsageError(
@@ -58,7 +70,8 @@ class SAR(UnlabelledTerm):
         return SharpnessAware(terms, run)
 
     def settings(self) -> dict[str, JsonValue]:
-        return {"margin": self.margin, "radius": self.radius, "floor": self.floor}
+        own = {"margin": self.margin, "radius": self.radius, "floor": self.floor}
+        return {**own, "mean_over": self.mean_over}
 
     @property
     def collapse(self) -> float:
@@ -70,9 +83,16 @@ class SAR(UnlabelledTerm):
         below = prediction_entropy(inputs.logits[0]) < self.margin * math.log(len(self.split.classes))
         return below & inputs.marks["reliable"] if "reliable" in inputs.marks else below
 
+    def counted(self, inputs: TermInputs) -> int:
+        """Return the number of reliable images, or of all if the mean is over the batch."""
+        if self.mean_over == "batch":
+            return len(inputs.logits[0])
+        return int(self.reliable(inputs).sum())
+
     def loss(self, inputs: TermInputs) -> Tensor:
-        """Return the mean over all images, to which images that are not reliable add zero."""
-        return (prediction_entropy(inputs.logits[0]) * self.reliable(inputs)).mean()
+        """Return the mean entropy of reliable images, zero if there is none."""
+        total = (prediction_entropy(inputs.logits[0]) * self.reliable(inputs)).sum()
+        return total / max(1, self.counted(inputs))
 
 
 @final

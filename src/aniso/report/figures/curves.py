@@ -37,8 +37,8 @@ def few_shot_curves(records: Iterable[Record], *, kind: Kind = "png") -> bytes:
     Only means over all tasks are drawn: a point over fewer would not be comparable with its neighbours.
     """
     found = results(records)
-    if found.setting not in ("few-shot", "peft"):
-        raise unfit("curves", found.setting, "few-shot or peft")
+    if found.setting not in ("few-shot", "data-fraction"):
+        raise unfit("curves", found.setting, "few-shot or data-fraction")
     lines = [(row.name, _points(found, row)) for row in found.rows if not row.fixed]
     lines = [(name, points) for name, points in lines if points]
     with drawing(kind) as canvas:

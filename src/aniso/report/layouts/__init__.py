@@ -12,7 +12,7 @@ __all__ = ["Layout", "layout_for", "field_text", "KEPT"]
 
 _LAYOUTS: dict[str, Layout] = {
     "few-shot": FewShot(),
-    "peft": Fractions(),
+    "data-fraction": Fractions(),
     "addition": Addition(),
     "negation": Negation(),
     "finetune": FineTuning(),

@@ -1,4 +1,4 @@
-"""A task from a share of its training data: parameter-efficient fine-tuning."""
+"""A task from a share of its training data, with few or many coefficients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @final
-@SETTINGS.register("peft")
-class Peft(SingleTaskSetting):
+@SETTINGS.register("data-fraction")
+class DataFraction(SingleTaskSetting):
     """Learn a task from a share of its training data, with as many coefficients as it supports (random:K)."""
 
     fraction: float = option(1.0, help="Share of the training data; 1 is all.", group="Task", gt=0, le=1)
