@@ -72,7 +72,7 @@ def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[s
     contents, bad = set(), []
     for i in range(len(split)):
         try:
-            data = split.images.content(i)
+            data = split.items.content(i)
             contents.add(hashlib.sha256(data).digest())
             kinds[_kind(split, i, data)] += 1
         except AnisoError as e:
@@ -84,7 +84,7 @@ def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[s
 
 def _kind(split: Labelled, index: int, data: bytes) -> str:
     """Decode an image as it will be used, and return its format on disk."""
-    image = split.image(index)
+    image = split.open(index)
     try:
         raw = Image.open(io.BytesIO(data), formats=FORMATS)
     except OSError:  # pixels stored without a format

@@ -1,4 +1,4 @@
-"""The one way to a model: a name, a directory or a hub id becomes an encoder."""
+"""Load an encoder by name, from a directory or from the hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.models import classifier, hugging_face, open_clip
+from aniso.models import classifier, hugging_face, open_clip, sentence_encoder
 from aniso.models.encoder import Encoder
 from aniso.models.loading import require_activation
 from aniso.weights import Ref
@@ -17,12 +17,12 @@ MINI = "mini"
 
 
 def load_model(name: str | Path, weights: Ref | None = None, *, activation: str | None = None) -> Encoder:
-    """An image encoder with its text tower, views, layout and fingerprint.
+    """Return an encoder of images or texts, with its class weights, views, layout and fingerprint.
 
     ``name`` is an open_clip architecture (``ViT-B-32`` with ``weights="openai"``), a directory or hub id of a
-    CLIP or of an image classifier, ``timm:NAME``, or ``mini``, the small model that comes along. ``weights``
-    is a tag, a file, a directory or a hub id; without it, those of the directory. Everything is read as data;
-    no code from a model's repository is ever run.
+    CLIP, of an image classifier or of a sentence encoder, ``timm:NAME``, or ``mini``, the small model that
+    comes along. ``weights`` is a tag, a file, a directory or a hub id; without it, those of the directory.
+    Everything is read as data; no code from a model's repository is ever run.
     """
     require_activation(activation)
     text = str(name)
@@ -84,6 +84,8 @@ def list_models() -> tuple[str, ...]:
 def _directory(path: Path, name: str, weights: Ref | None, activation: str | None) -> Encoder:
     if (path / "open_clip_config.json").is_file():
         return open_clip.load_directory(path, name, weights, activation)
+    if sentence_encoder.recognises(path):
+        return sentence_encoder.load_directory(path, name, weights)
     if not (path / "config.json").is_file():
         raise InputError(
             "MODEL-NAME",
