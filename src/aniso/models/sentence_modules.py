@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from aniso.errors import InputError, UnsafeError, printable
-from aniso.json_value import JsonObject
-from aniso.weights.directory import read_json
+from aniso.json_value import JsonObject, JsonValue
+from aniso.weights.directory import ASKS_FOR_CODE, read_json
 from aniso.weights.files import RawFile
 from aniso.weights.jsontext import JsonError, parse_value
 
@@ -23,6 +24,7 @@ _TYPE = re.compile(r"sentence_transformers(?:\.\w+)*\.(\w+)")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 _LARGEST = 1 << 20
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _FLAGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -176,3 +178,41 @@ def _damaged(file: Path, reason: str) -> InputError:
         reason=reason,
         fix="download it again",
     )
+
+
+def sentence_files(network: Path) -> dict[str, bytes]:
+    """Return the files of a sentence-transformers directory beside its weights, by relative path.
+
+    ``network`` is the directory of the base's weights; keys in its config.json that ask for code are dropped.
+    """
+    outer = network if (network / MODULES).is_file() else network.parent
+    inside = (outer / MODULES).is_file() and read_modules(outer).network.resolve() == network.resolve()
+    modules = read_modules(outer if inside else network)
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.pooling.normalise else [])]
+    listed: list[JsonValue] = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    config = read_json(network / "config.json")
+    plain = {key: value for key, value in config.items() if key not in ASKS_FOR_CODE}
+    modes: JsonObject = {flag: mode == modules.pooling.mode for flag, mode in _FLAGS.items()}
+    width = config.get("hidden_size", config.get("dim"))
+    out: dict[str, JsonValue] = {
+        "config.json": plain,
+        MODULES: listed,
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **modes},
+    }
+    if modules.length is not None or modules.lower:
+        limits: JsonObject = {"max_seq_length": modules.length, "do_lower_case": modules.lower}
+        out["sentence_bert_config.json"] = limits
+    files = {name: (json.dumps(value, indent=2) + "\n").encode() for name, value in out.items()}
+    for name in _TOKENIZER:
+        if (network / name).is_file():
+            file = RawFile(network / name)
+            files[name] = bytes(file.read(0, file.size))
+    return files
