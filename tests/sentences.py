@@ -121,7 +121,7 @@ def write_task(path: Path, each: int = 12) -> Path:
     animals, places = ("cat", "dogs", "bird"), ("town", "river", "hills")
     rows = ["text,label"]
     for i in range(each):
-        rows.append(f"the {animals[i % 3]} sat {' '.join(WORDS[i % 7 : i % 7 + 3])} {WORDS[i]},animal")
-        rows.append(f"the old {places[i % 3]} {' '.join(WORDS[i % 5 : i % 5 + 4])} {WORDS[-i - 1]},place")
+        rows.append(f"the {animals[i % 3]} sat {' '.join(WORDS[i % 7 : i % 7 + 3])} {WORDS[i]},bird")
+        rows.append(f"the old {places[i % 3]} {' '.join(WORDS[i % 5 : i % 5 + 4])} {WORDS[-i - 1]},town")
     path.write_text("\n".join(rows) + "\n")
     return path

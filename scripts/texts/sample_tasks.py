@@ -37,11 +37,11 @@ def main() -> None:
     for task in given.tasks:
         folder = given.out / task
         folder.mkdir(parents=True, exist_ok=True)
-        counts = [
-            f"{sample(given.texts / task / f'{split}.parquet', folder / f'{split}.parquet', getattr(given, split)):,}"
-            f" {split}"
-            for split in ("train", "val", "test")
-        ]
+        counts = []
+        for split in ("train", "val", "test"):
+            file = f"{split}.parquet"
+            count = sample(given.texts / task / file, folder / file, getattr(given, split))
+            counts.append(f"{count:,} {split}")
         shutil.copyfile(given.texts / task / "card.json", folder / "card.json")
         print(f"{task}: {', '.join(counts)}")
 

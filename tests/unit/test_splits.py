@@ -118,7 +118,7 @@ def test_fractions_keep_the_classes_shares(labels, share, seed):
 
 
 def test_fractions_of_nothing_are_refused(refused):
-    with refused("DATA-SHOTS", 3, "less than one image"):
+    with refused("DATA-SHOTS", 3, "less than one of its images"):
         split([0, 1, 0]).fraction(0.1)
     for share in (0, -1, 1.5):
         with refused("DATA-SHOTS", 2):
@@ -169,7 +169,7 @@ class Raising(tuple):
 
 
 def test_an_unlabelled_split_has_no_field_that_could_hold_labels():
-    assert {f.name for f in fields(Unlabelled)} == {"name", "classes", "images"}
+    assert {f.name for f in fields(Unlabelled)} == {"name", "classes", "items"}
     assert not hasattr(Unlabelled, "labels")
     assert not hasattr(Unlabelled, "shots")
 

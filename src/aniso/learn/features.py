@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from aniso.compose import Coefficients, Composition
 from aniso.data import Batches, Split, by_length, content_hash
 from aniso.errors import AnisoError
-from aniso.learn.unwrap import encoder_of
+from aniso.learn.unwrap import encoder_of, require_items
 from aniso.models import Encoder
 from aniso.progress import ProgressCallback, progress_or_default
 from aniso.vectors import Bank
@@ -164,6 +164,7 @@ def iterate_features(
     Texts are computed in order of their length, so that little is padding, and yielded in the split's order.
     """
     encoder = encoder_of(model)
+    require_items(encoder, split)
     device = next(iter(encoder.parameters())).device
     before = model.training
     model.eval()

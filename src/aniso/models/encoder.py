@@ -44,6 +44,11 @@ class Tokens(Protocol):
 class Views(Protocol):
     """The views of one model: how its items become inputs, for evaluation and for training."""
 
+    @property
+    def kind(self) -> str:
+        """The items that the model takes: images or texts."""
+        ...
+
     def identity(self) -> JsonObject:
         """Everything the views depend on, as JSON-serialisable data."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 import torch
 from torch import Tensor
@@ -106,6 +106,8 @@ class TextTransforms:
     tokens: Tokeniser
     settings: JsonObject = field(default_factory=dict)
     """What features depend on beside weights: tokenizer, pooling, configuration."""
+    kind: ClassVar[str] = "texts"
+    """The items that the model takes."""
 
     def identity(self) -> JsonObject:
         """Everything the views depend on, as JSON-serialisable data."""

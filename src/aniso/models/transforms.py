@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -128,6 +128,8 @@ class Transforms:
     """The views of one model."""
 
     pixels: Pixels
+    kind: ClassVar[str] = "images"
+    """The items that the model takes."""
 
     def identity(self) -> JsonObject:
         """Everything the views depend on, as JSON-serialisable data."""

@@ -10,7 +10,7 @@ from aniso.data.part import Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.csv_table import TableRow
-from aniso.data.readers.naming import in_order, is_hidden, known_part, natural
+from aniso.data.readers.naming import IMAGE_SUFFIXES, in_order, is_hidden, known_part, natural, suffix
 from aniso.data.readers.safe_paths import Links
 from aniso.data.readers.shards import require_filled
 from aniso.data.readers.text_table import text_reading
@@ -25,7 +25,7 @@ _NO_CLASS = frozenset({"classes.txt", "readme.txt", "license.txt", "licence.txt"
 class TextFolderReader(Reader):
     """Reads ``CLASS.txt``, one text per line, in a folder or in the folders train, val and test."""
 
-    priority = -2
+    priority = 0
 
     def recognises(self, path: Path) -> bool:
         if not path.is_dir():
@@ -33,7 +33,7 @@ class TextFolderReader(Reader):
         folders = [folder for folder in path.iterdir() if folder.is_dir() and not is_hidden(folder.name)]
         if folders and not all(known_part(folder.name) for folder in folders):
             return False
-        return all(_files(folder) for folder in (folders or [path]))
+        return all(_is_of_texts(folder) for folder in (folders or [path]))
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
         """Read every line that is not empty as a text; the file's name is its class."""
@@ -51,6 +51,13 @@ class TextFolderReader(Reader):
         chosen, notes = given.select_parts(in_order(rows), settings)
         require_filled(root, {part: len(of) for part, of in chosen.items()})
         return text_reading(chosen, read_class_card(root), notes=notes)
+
+
+def _is_of_texts(folder: Path) -> bool:
+    """True if a folder holds text files, at least two, and neither folders nor images."""
+    inside = [path for path in folder.iterdir() if not is_hidden(path.name)]
+    images = any(path.is_dir() or suffix(path.name) in IMAGE_SUFFIXES for path in inside)
+    return not images and len(_files(folder)) > 1
 
 
 def _files(folder: Path) -> list[Path]:
