@@ -4,10 +4,10 @@
     python scripts/texts/sample_tasks.py TEXTS WORK/data
     python scripts/texts/make_bank.py --work WORK
 
-Every task is fine-tuned by `aniso finetune` (120 steps of 16 texts, learning rate 5e-5, no weight decay, so that
-rows of the embedding that no text uses stay as they are). What is there already is not made again. Prints how
-much every vector changes the accuracy on the other tasks, and the share of the vectors' own gains that their
-sum keeps at its best scale.
+Every task is fine-tuned by `aniso finetune` (120 steps of 16 texts, learning rate 5e-5, no weight decay, so
+that rows of the embedding that no text uses stay as they are). What is there already is not made again.
+Prints how much every vector changes the accuracy on the other tasks, and the share of the vectors' own gains
+that their sum keeps at its best scale.
 """
 
 from __future__ import annotations

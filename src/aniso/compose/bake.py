@@ -22,7 +22,7 @@ from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
 from aniso.models.sentence_modules import sentence_files
-from aniso.vectors import Bank, Block, BlockSource, Dense
+from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
 from aniso.vectors.convert import SENTENCE, TOKENIZER, Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
@@ -188,8 +188,8 @@ class Baked(WeightSource):
         if len(moving) == 1 and isinstance(entry.partition, WholeBlock):
             vector, row = moving[0]
             delta = self._bank[vector][entry.block.name]
-            if isinstance(delta, Dense) and not self._home:
-                delta = Dense(delta.values)  # exact values are those of the bank's own base
+            if not self._home:
+                delta = delta.without_exact()  # exact values are those of the bank's own base
             return delta.applied_to(values, float(row))  # 1 gives the tuned model bit for bit
         flat = values.view(-1)
         for vector, row in moving:
