@@ -45,7 +45,8 @@ def recognises(path: Path) -> bool:
         return True
     if not (path / "config.json").is_file():
         return False
-    return read_json(path / "config.json").get("model_type") in SENTENCE_ENCODER.model_types
+    kind = read_json(path / "config.json").get("model_type")
+    return isinstance(kind, str) and kind in SENTENCE_ENCODER.model_types
 
 
 def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder:
