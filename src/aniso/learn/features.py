@@ -26,6 +26,7 @@ from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 _VERSION = "2"
 _LIMIT = 2 << 30  # bytes on disk
+_BY_LENGTH = 64  # texts of similar length at once: a tenth of the tokens is padding, at 256 it is a third
 
 
 def feature_identity(model: nn.Module) -> dict[str, str]:
@@ -171,9 +172,8 @@ def iterate_features(
     try:
         transform = getattr(encoder.transforms, view)
         order = by_length(split, transform)
-        batches = Batches(
-            split, transform, size=batch_size, seed=seed, epoch=number, workers=workers, order=order
-        )
+        size = batch_size if order is None else min(batch_size, _BY_LENGTH)
+        batches = Batches(split, transform, size=size, seed=seed, epoch=number, workers=workers, order=order)
         pieces = (model(batch.inputs.to(device)) for batch in batches)
         yield from pieces if order is None else _in_order(pieces, order, batch_size)
     finally:
