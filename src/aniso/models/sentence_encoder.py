@@ -71,11 +71,11 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     )
     features = partial(_pooled, pooling=modules.pooling)
     family = Family(features, features, tokens, frozen=FrozenNetwork(base), logit_scale=LOGIT_SCALE)
-    said = {key: value for key, value in base.config.to_dict().items() if key not in _PASSING}
+    plain = {key: value for key, value in base.config.to_dict().items() if key not in _PASSING}
     settings: JsonObject = {
         "tokens": tokens.fingerprint,
         "pooling": f"{modules.pooling.mode}{', normalised' if modules.pooling.normalise else ''}",
-        "config": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
+        "config": hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest(),
     }
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
@@ -85,9 +85,9 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
 
 def _network(path: Path, source: WeightSource) -> Any:
     """Return the network with weights; a pooler that the file does not have is left out."""
-    said = read_json(path / "config.json")
+    config = read_json(path / "config.json")
     with torch.random.fork_rng([]):  # building draws weights, which are then replaced
-        network = network_of(path, said, SENTENCE_ENCODER, source)
+        network = network_of(path, config, SENTENCE_ENCODER, source)
     if getattr(network, "pooler", None) is not None and not any("pooler." in key for key in source.tensors):
         network.pooler = None
     made: nn.Module = filled(network, _body(source, network)).float()

@@ -80,13 +80,13 @@ def text_reading(
 ) -> Reading:
     """Return rows as parts of a task; a text that is repeated within a part is read once."""
     _require_texts(parts)
-    said = list(notes)
+    all_notes = list(notes)
     columns: dict[str, Column] = {}
     items: dict[str, Texts] = {}
     for part, rows in parts.items():
         kept = once([r.item for r in rows], [r.label for r in rows], lambda i, rows=rows: rows[i].where)  # type: ignore[misc]
         if len(kept) < len(rows):
-            said.append(f"{part}: {len(rows) - len(kept):,} repeated texts ignored")
+            all_notes.append(f"{part}: {len(rows) - len(kept):,} repeated texts ignored")
         own = (keys or {}).get(part, ())
         if len(own) != len(rows):
             own = [f"{part}/{_digest(row.item)}" for row in rows]
@@ -94,9 +94,9 @@ def text_reading(
         columns[part] = Column([row.label for row in used], lambda i, used=used: used[i].where)  # type: ignore[misc]
         items[part] = Texts([r.item for r in used], [own[i] for i in kept], [r.where for r in used])
     classes, codes = by_text(columns, card.classes, count=counted)
-    said += _shared(parts)
+    all_notes += _shared(parts)
     found = {part: Part(items[part], classes, codes[part]) for part in parts}
-    return Reading(found, tuple(said), card.prompts, card.descriptions)
+    return Reading(found, tuple(all_notes), card.prompts, card.descriptions)
 
 
 def _require_texts(parts: Mapping[str, Sequence[TableRow]]) -> None:
