@@ -67,13 +67,13 @@ def loaders(count: int, side: int, rounds: int) -> dict[str, float]:
         )
 
         def reference() -> int:
-            return len([pillow(split.image(i)) for i in range(len(split))])
+            return len([pillow(split.open(i)) for i in range(len(split))])
 
         def viewed(view: Any, workers: int) -> Callable[[], int]:
             return lambda: sum(len(batch) for batch in Batches(split, view, size=32, workers=workers))
 
         def decoded() -> int:
-            return len([split.image(i) for i in range(len(split))])
+            return len([split.open(i) for i in range(len(split))])
 
         calls: dict[str, Callable[[], int]] = {
             "decode only": decoded,

@@ -1,4 +1,4 @@
-"""Class lists: the names of classes and the prompts that turn them into text."""
+"""The classes of a task, and the prompts and descriptions that class weights are made from."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import cached_property
 from aniso.errors import UsageError, printable
 
 DEFAULT_PROMPTS = ("a photo of a {}.",)
+TEXT_PROMPTS = ("{}",)
+"""The default for tasks of texts: the description or name alone."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class ClassList:
 
     names: tuple[str, ...]
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
+    descriptions: tuple[str, ...] = ()
+    """What prompts are filled with, one phrase per class; default: the names."""
 
     def __post_init__(self) -> None:
         given: object = self.names
@@ -26,7 +30,9 @@ class ClassList:
             raise UsageError("DATA-CLASS", "class names must be a list, not one text", fix='("cat", "dog")')
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "prompts", tuple(self.prompts))
+        object.__setattr__(self, "descriptions", tuple(self.descriptions))
         _check_names(self.names)
+        _check_descriptions(self.descriptions, self.names)
         _check_prompts(self.prompts)
 
     def __len__(self) -> int:
@@ -34,12 +40,13 @@ class ClassList:
 
     @cached_property
     def key(self) -> str:
-        """A hash that changes with any name, prompt or their order."""
-        return hashlib.sha256(json.dumps([self.names, self.prompts]).encode()).hexdigest()
+        """Changes whenever a name, a description, a prompt or an order does."""
+        words = [self.names, self.prompts, *([self.descriptions] if self.descriptions else [])]
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
     def texts(self) -> list[list[str]]:
-        """Return, for every class, its prompts with the name filled in."""
-        return [[prompt.format(name) for prompt in self.prompts] for name in self.names]
+        """Return, for every class, its prompts with the description or the name filled in."""
+        return [[prompt.format(name) for prompt in self.prompts] for name in self.descriptions or self.names]
 
 
 def _check_names(names: tuple[str, ...]) -> None:
@@ -63,6 +70,19 @@ def _check_names(names: tuple[str, ...]) -> None:
                 fix="give them different names: equal names give equal class weights",
             )
         seen[name] = i
+
+
+def _check_descriptions(descriptions: tuple[str, ...], names: tuple[str, ...]) -> None:
+    empty = [i for i, text in enumerate(descriptions) if not isinstance(text, str) or not text.strip()]
+    twice = len(set(descriptions)) < len(descriptions)
+    if empty or twice or (descriptions and len(descriptions) != len(names)):
+        raise UsageError(
+            "DATA-CLASS",
+            "the descriptions of classes cannot be used",
+            found=f"{len(descriptions)} descriptions, {len(set(descriptions))} different, {len(empty)} empty",
+            expected=f"{len(names)} different phrases, one per class, in the order of the classes",
+            fix="correct 'descriptions' in card.json, or leave it out to use the class names",
+        )
 
 
 def _check_prompts(prompts: tuple[str, ...]) -> None:

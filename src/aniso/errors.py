@@ -115,6 +115,8 @@ class StoppedError(AnisoError):
 
 
 EXPLANATIONS: dict[str, str] = {
+    "DATA-ITEM": "A task of texts needs a sentence encoder: a directory of sentence-transformers, or a "
+    "BERT-like model of transformers; a task of images needs a CLIP or an image classifier.",
     "FILE-MISSING": "The path does not exist. If you meant a hub id, write it as owner/name or "
     "owner/name@revision.",
     "FILE-EMPTY": "The file holds no bytes, or too few to be any weight format. A download that failed at "

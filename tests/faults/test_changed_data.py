@@ -42,7 +42,7 @@ def replace(path: Path, seed: int = 999) -> None:
 def shots_of(shelf):
     """The images that the run of ``Shelf.few_shot`` learns from."""
     split = load_task(shelf.data / "photos").train.shots(3, seed=0)
-    return [Path(split.images.describe(i)) for i in range(len(split))]
+    return [Path(split.items.describe(i)) for i in range(len(split))]
 
 
 def interrupted(shelf, tmp_path):
@@ -92,7 +92,7 @@ def test_a_finished_run_is_not_shown_for_images_that_were_replaced(shelf, tmp_pa
     assert aniso(*given).code == 0
     assert aniso(*given, "--resume").code == 0
     split = load_task(shelf.data / "photos").splits[what]
-    changed = shots_of(shelf)[0] if what == "train" else Path(split.images.describe(0))
+    changed = shots_of(shelf)[0] if what == "train" else Path(split.items.describe(0))
     replace(changed)
     ran = aniso(*given, "--resume")
     assert ran.code == 3
@@ -137,7 +137,7 @@ def test_a_grid_notices_replaced_images_and_runs_again_what_depends_on_them(shel
     records = runs.recorded(tmp_path / "records")
     assert len(records) == 3
 
-    changed = Path(load_task(shelf.data / "photos").train.shots(2, seed=0).images.describe(0))
+    changed = Path(load_task(shelf.data / "photos").train.shots(2, seed=0).items.describe(0))
     replace(changed)
     ran = aniso(*given)
     assert ran.code == 3
@@ -269,7 +269,7 @@ def test_changed_new_and_missing_images_are_named(tmp_path):
     lists = ImageLists(tmp_path / "lists")
     lists.keep([split])
     before = content_hash(split)
-    paths = [Path(split.images.describe(i)) for i in range(len(split))]
+    paths = [Path(split.items.describe(i)) for i in range(len(split))]
     replace(paths[0])
     now = load_task(root).train
     assert lists.changes(before, now) == [str(paths[0])]

@@ -75,27 +75,27 @@ def unchanged(request, tmp_path):
 )
 def test_f1_bad_pictures_are_named(tmp_path, refused, data, said):
     path = put(tmp_path / "a/bad.jpg", data)
-    images = read("folder", tmp_path, {}).parts["all"].images
+    images = read("folder", tmp_path, {}).parts["all"].items
     with refused("IMAGE-READ", 3, str(path), said, "--on-bad-image"):
-        images.image(0)
+        images.open(0)
 
 
 def test_f1_content_decides_not_the_suffix(tmp_path):
     put(tmp_path / "a/really.jpg", PNG)
     put(tmp_path / "a/really.png", JPEG)
-    images = read("folder", tmp_path, {}).parts["all"].images
-    assert [images.image(i).size for i in range(2)] == [(4, 4), (4, 4)]
+    images = read("folder", tmp_path, {}).parts["all"].items
+    assert [images.open(i).size for i in range(2)] == [(4, 4), (4, 4)]
 
 
 def test_f1_files_that_went_away(tmp_path, refused):
     path = put(tmp_path / "a/1.jpg")
-    images = read("folder", tmp_path, {}).parts["all"].images
+    images = read("folder", tmp_path, {}).parts["all"].items
     path.unlink()
     with refused("IMAGE-READ", 3, str(path), "no such file"):
-        images.image(0)
+        images.open(0)
     os.mkfifo(path)
     with no_hang(), refused("IMAGE-READ", 3, "not a regular file"):
-        images.image(0)
+        images.open(0)
 
 
 # F2 and F3 are in tests/unit/test_decode.py
@@ -125,9 +125,9 @@ def test_f4_bombs(tmp_path, refused, kind):
         table(tmp_path / "all.parquet", [bomb()], ["a"])
     else:
         archive(tmp_path / "all.tar", {"1.png": bomb(), "1.cls": b"a"})
-    images = next(iter(read(kind, tmp_path, {}).parts.values())).images
+    images = next(iter(read(kind, tmp_path, {}).parts.values())).items
     with peak_below(20), refused("IMAGE-BOMB", 4, images.describe(0)):
-        images.image(0)
+        images.open(0)
 
 
 # F5: empty and hidden
@@ -192,7 +192,7 @@ def test_f5_hidden_files_are_ignored_and_said(tmp_path):
     ):
         put(tmp_path / name)
     reading = read("folder", tmp_path, {})
-    assert reading.parts["train"].images.ids == ("train/a/1.png",)
+    assert reading.parts["train"].items.ids == ("train/a/1.png",)
     assert len(reading.notes) == 1
     assert reading.notes[0].startswith("ignored hidden files: .ipynb_checkpoints, ")
     assert reading.notes[0].endswith("(7 in all)")
@@ -238,7 +238,7 @@ def test_f6_numeric_names_keep_their_meaning(tmp_path):
     for part in read("folder", tmp_path, {}).parts.values():
         assert part.classes == ("1", "2", "10")
         names = [part.classes[code] for code in part.codes]
-        assert [f"of {name}" for name in names] == [Path(id_).stem for id_ in part.images.ids]
+        assert [f"of {name}" for name in names] == [Path(id_).stem for id_ in part.items.ids]
 
 
 def test_f6_lists_of_classes_that_cannot_be(tmp_path, refused):
@@ -463,7 +463,7 @@ def test_f12_extensions_without_end(tmp_path):
     long_name = header("././@LongLink", 6, tarfile.GNUTYPE_LONGNAME) + b"2.png\0".ljust(512, b"\0")
     append(archive(tmp_path / "all.tar", GOOD), *[long_name] * 5000)
     with no_hang():
-        assert read("webdataset", tmp_path, {}).parts["all"].images.ids == ("all.tar/1.png",)
+        assert read("webdataset", tmp_path, {}).parts["all"].items.ids == ("all.tar/1.png",)
 
 
 def test_f12_an_archive_behind_the_archive(tmp_path, refused):
@@ -520,7 +520,7 @@ def test_f12_programs_are_never_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RawFile, "read", watched)
     reading = read("webdataset", tmp_path, {})
-    assert reading.parts["all"].images.content(0) == PNG
+    assert reading.parts["all"].items.content(0) == PNG
     assert reading.notes[0].startswith("ignored unread, because they could run code: all.tar/1.pkl, ")
 
 
@@ -573,10 +573,10 @@ def test_f12_what_is_no_archive(tmp_path, refused, data):
 
 def test_f12_an_archive_that_changes(tmp_path, refused):
     path = archive(tmp_path / "all.tar", GOOD)
-    images = read("webdataset", tmp_path, {}).parts["all"].images
+    images = read("webdataset", tmp_path, {}).parts["all"].items
     path.write_bytes(path.read_bytes()[:600])
     with refused("FILE-CHANGED", 3, "all.tar"):
-        images.image(0)
+        images.open(0)
 
 
 @FUZZ
@@ -639,7 +639,7 @@ def test_f14_corrupt_footers(tmp_path, refused):
 
 def test_f14_damaged_pages_are_found_when_read(tmp_path, refused):
     path = table(tmp_path / "all.parquet", [os.urandom(3000) for _ in range(9)], ["a"] * 9)
-    images = read("parquet", path, {}).parts["all"].images
+    images = read("parquet", path, {}).parts["all"].items
     data = bytearray(path.read_bytes())
     data[4:40] = b"\xff" * 36
     path.write_bytes(data)
@@ -685,7 +685,7 @@ def test_f14_columns_without_pictures(tmp_path, refused, column, said):
 
 def test_f14_empty_cells(tmp_path, refused):
     table(tmp_path / "train.parquet", [PNG, None, PNG], ["a"] * 3)
-    images = read("parquet", tmp_path, {}).parts["train"].images
+    images = read("parquet", tmp_path, {}).parts["train"].items
     assert images.content(2) == PNG
     with refused("DATA-FORMAT", 3, "train.parquet row 1", "holds nothing"):
         images.content(1)
@@ -695,7 +695,7 @@ def test_f14_null_structs_are_empty_cells(tmp_path, refused):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     made = pa.table({"image": pa.array([None, {"bytes": PNG, "path": ""}], kind), "label": [0, 0]})
     pq.write_table(made, tmp_path / "train.parquet")
-    images = read("parquet", tmp_path, {}).parts["train"].images
+    images = read("parquet", tmp_path, {}).parts["train"].items
     assert images.content(1) == PNG
     with refused("DATA-FORMAT", 3, "row 0"):
         images.content(0)
@@ -703,7 +703,7 @@ def test_f14_null_structs_are_empty_cells(tmp_path, refused):
 
 def test_f14_cells_and_row_groups_that_are_too_large(tmp_path, refused, monkeypatch):
     table(tmp_path / "train.parquet", [PNG], ["a"])
-    images = read("parquet", tmp_path, {}).parts["train"].images
+    images = read("parquet", tmp_path, {}).parts["train"].items
     monkeypatch.setattr(parquet_images, "_LARGEST_CELL", len(PNG) - 1)
     with refused("DATA-FORMAT", 3, "train.parquet row 0", f"{len(PNG)} bytes"):
         images.content(0)
@@ -738,7 +738,7 @@ def test_f14_extension_types_run_nothing(tmp_path):
 
 def test_f14_a_table_that_changes(tmp_path, refused):
     path = table(tmp_path / "all.parquet", [PNG] * 2, ["a"] * 2)
-    images = read("parquet", path, {}).parts["all"].images
+    images = read("parquet", path, {}).parts["all"].items
     table(path, [PNG], ["a"])
     with refused("FILE-CHANGED", 3, "all.parquet"):
         images.content(1)
@@ -754,7 +754,7 @@ def test_f14_altered_footers_give_only_our_errors(tmp_path_factory, changes):
         data[-1 - place] = value
     path.write_bytes(data)
     try:
-        images = read("parquet", path, {}).parts["all"].images
+        images = read("parquet", path, {}).parts["all"].items
         for i in range(len(images)):
             images.content(i)
     except AnisoError as e:
@@ -949,7 +949,7 @@ def test_f16_links_in_circles(tmp_path):
     (tmp_path / "train/everything").symlink_to("..")
     with no_hang():
         reading = read("folder", tmp_path, {})
-    assert reading.parts["train"].images.ids == ("train/a/1.png", "train/b/deep/2.png")
+    assert reading.parts["train"].items.ids == ("train/a/1.png", "train/b/deep/2.png")
     assert reading.parts["train"].classes == ("a", "b")
     assert reading.notes[0].startswith(
         "links not followed, to folders already read: train/a/self, train/a/up"
@@ -979,7 +979,7 @@ def test_f16_links_that_stay_inside_are_followed(tmp_path):
     (tmp_path / "link").symlink_to("data")
     for place in (root, tmp_path / "link"):  # the whole data set may be a link
         reading = read("folder", place, {})
-        assert reading.parts["all"].images.ids == ("a/1.png", "b/1.png")
+        assert reading.parts["all"].items.ids == ("a/1.png", "b/1.png")
         assert "ignored files that are no images: a/gone.png, a/loop.png" in reading.notes
 
 
@@ -1013,7 +1013,7 @@ def test_f16_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
     put(tmp_path / "blobs/0123")
     (tmp_path / "snapshots/main/a").mkdir(parents=True)
     (tmp_path / "snapshots/main/a/1.png").symlink_to("../../../blobs/0123")
-    assert read("folder", tmp_path / "snapshots/main", {}).parts["all"].images.ids == ("a/1.png",)
+    assert read("folder", tmp_path / "snapshots/main", {}).parts["all"].items.ids == ("a/1.png",)
 
 
 def test_f16_links_that_lead_out_of_a_folder_of_unsorted_images_are_refused(tmp_path, refused):
@@ -1048,13 +1048,13 @@ def test_f16_any_name_a_file_system_allows(tmp_path, name):
     put(tmp_path / "other" / "1.png")
     part = read("folder", tmp_path, {}).parts["all"]
     assert set(part.classes) == {name, "other"}
-    assert all(part.images.image(i).size == (4, 4) for i in range(2))
+    assert all(part.items.open(i).size == (4, 4) for i in range(2))
 
 
 def test_f16_names_that_are_not_utf8(tmp_path):
     put(tmp_path / os.fsdecode(b"\xff\xfe") / "1.png")
     part = read("folder", tmp_path, {}).parts["all"]
-    assert part.images.image(0).size == (4, 4)
+    assert part.items.open(0).size == (4, 4)
 
 
 def test_f16_names_that_differ_in_case_or_accents(tmp_path):
@@ -1167,7 +1167,7 @@ def test_links_may_not_lead_out(tmp_path, refused):
     reading = read(
         "lists", root, {"images": "folder", "parts": {"train": str(put(root / "m.txt", "1.png x").name)}}
     )
-    assert reading.parts["train"].images.ids == ("folder/1.png",)
+    assert reading.parts["train"].items.ids == ("folder/1.png",)
 
 
 def test_missing_files_are_listed(tmp_path, refused):

@@ -18,6 +18,7 @@ import torch
 
 import aniso
 import language
+import sentences
 import tiny
 from aniso.weights import save_safetensors
 from guard import HOSTILE, Report, run_guarded
@@ -95,6 +96,7 @@ COVERED = {
     "aniso.models.load.load_model": "load_model",
     "aniso.models.open_clip.load": "load_model",
     "aniso.models.open_clip.load_directory": "load_model",
+    "aniso.models.sentence_encoder.load_directory": "load_model",
     "aniso.vectors.adapter_directory.load_adapter_directory": "load_adapter_directory",
     "aniso.vectors.bank.Bank.load": "Bank.load",
     "aniso.vectors._files.segment.Segment.open": "Bank.load",
@@ -190,6 +192,8 @@ class Directories:
         tiny.hf_clip_directory(self.legit / "clip")
         for kind in ("gpt2", "t5"):
             language.save(kind, self.legit / kind)
+        for kind in ("bert", "roberta"):
+            sentences.save(self.legit / kind, kind)
         self._vit()
         self._timm()
         self._open_clip()
@@ -297,8 +301,52 @@ def hostile(root: Path) -> Directories:
     )
     directories.open_clip("oc-timm-hub", "vision_cfg", timm_model_name=f"hf-hub:{REMOTE}")
     directories.open_clip("oc-timm", "vision_cfg", timm_model_name="resnet18", timm_model_pretrained=True)
+    sentence_encoders(directories)
     pickled(directories)
     return directories
+
+
+def sentence_encoders(directories: Directories) -> None:
+    """Sentence-transformers directories whose small files name code, other files or repositories."""
+    root, named = directories.root, dict(tokenizer_class="Evil", auto_map=AUTO_MAP, trust_remote_code=True)
+    edit(directories.copy("bert", "bert-code"), **NAMES_CODE, _attn_implementation="attacker/kernels")
+    edit(directories.copy("bert", "bert-word"), hidden_act=f"{root}/bert-word/evil.py")
+    edit(directories.copy("bert", "bert-reference"), checkpoint_path=str(directories.canary))
+    files = {key: str(directories.canary) for key in ("tokenizer_file", "vocab_file", "name_or_path")}
+    edit(directories.copy("roberta", "roberta-tokenizer"), "tokenizer_config.json", **named, **files)
+    path = edit(directories.copy("bert", "bert-no-tokenizer"), "tokenizer_config.json", **named, **files)
+    (path / "tokenizer.json").unlink()
+    hostile_modules = {
+        "bert-module-type": dict(type="modeling_evil.Evil"),
+        "bert-module-remote": dict(type=f"{REMOTE}--modeling_evil.Evil"),
+        "bert-module-dotted": dict(type="sentence_transformers.models.Transformer; import os"),
+        "bert-module-path": dict(path="../canary.json"),
+        "bert-module-absolute": dict(path=str(root / "legit")),
+        "bert-module-number": dict(path=3),
+    }
+    for name, change in hostile_modules.items():
+        path = directories.copy("bert", name)
+        said = json.loads((path / "modules.json").read_text())
+        said[1] |= change
+        (path / "modules.json").write_text(json.dumps(said))
+    for kind in ("Dense", "StaticEmbedding", "Router", "WordEmbeddings"):
+        path = directories.copy("bert", f"bert-{kind.lower()}")
+        said = json.loads((path / "modules.json").read_text())
+        said.append({"idx": 3, "name": "3", "path": "3_X", "type": f"sentence_transformers.models.{kind}"})
+        (path / "modules.json").write_text(json.dumps(said))
+    for name, text in {"object": "{}", "deep": "[" * 5000, "empty": "", "strings": '["evil"]'}.items():
+        (directories.copy("bert", f"bert-modules-{name}") / "modules.json").write_text(text)
+    path = directories.copy("bert", "bert-pooling-link")
+    (path / "1_Pooling/config.json").unlink()
+    (path / "1_Pooling/config.json").symlink_to(root / "nowhere")
+    edit(directories.copy("bert", "bert-pooling-mode"), "1_Pooling/config.json", pooling_mode=REMOTE)
+    edit(directories.copy("bert", "bert-pooling-two"), "1_Pooling/config.json", pooling_mode_cls_token=True)
+    for name, length in {"huge": 10**300, "negative": -1, "text": "evil", "long": 10_000}.items():
+        edit(
+            directories.copy("bert", f"bert-length-{name}"),
+            "sentence_bert_config.json",
+            max_seq_length=length,
+        )
 
 
 def pickled(directories: Directories) -> None:
@@ -372,6 +420,39 @@ def test_a_key_that_names_something_to_load_is_refused_by_name(report: Report, n
     code, exit_code, said = report.result["said"][f"{name}: load_model"]
     assert (code, exit_code) == ("DIR-CONFIG", 4), said
     assert UNSAFE[name] in said and "config.json" in said
+
+
+SENTENCE_UNSAFE = {
+    "bert-word": "hidden_act",
+    "bert-reference": "checkpoint_path",
+    "bert-module-type": "type",
+    "bert-module-remote": "type",
+    "bert-module-dotted": "type",
+    "bert-module-path": "path",
+    "bert-module-absolute": "path",
+    "bert-module-number": "path",
+}
+
+
+@pytest.mark.parametrize("name", SENTENCE_UNSAFE)
+def test_a_sentence_encoder_that_names_something_to_load_is_refused(report: Report, name: str) -> None:
+    code, exit_code, said = report.result["said"][f"{name}: load_model"]
+    assert (code, exit_code) == ("DIR-CONFIG", 4), said
+    assert SENTENCE_UNSAFE[name] in said and ".json" in said
+
+
+def test_sentence_encoders_that_cannot_be_built_are_refused(report: Report) -> None:
+    odd = ("dense", "staticembedding", "router", "wordembeddings", "modules-object", "modules-deep",
+           "modules-empty", "modules-strings", "pooling-link", "pooling-mode", "pooling-two",
+           "length-huge", "length-negative", "length-text", "length-long")  # fmt: skip
+    found = {name: report.result["said"][f"bert-{name}: load_model"][0] for name in odd}
+    assert set(found.values()) == {"DIR-CONFIG"}, found
+    assert report.result["said"]["bert-no-tokenizer: load_model"][0] == "MODEL-TOKENIZER"
+
+
+@pytest.mark.parametrize("name", ["bert-code", "roberta-tokenizer"])
+def test_a_sentence_encoder_s_names_of_code_and_files_are_not_followed(report: Report, name: str) -> None:
+    assert report.result["said"][f"{name}: load_model"] == ["", 0, ""]
 
 
 def test_layers_of_their_own_are_refused(report: Report) -> None:

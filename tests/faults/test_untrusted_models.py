@@ -15,7 +15,7 @@ import language
 import tiny
 from aniso.classes import ClassList
 from aniso.models import load_language_model, load_model, loading
-from aniso.models.architectures import CLIP, IMAGE_CLASSIFIER, LANGUAGE_MODEL
+from aniso.models.architectures import CLIP, IMAGE_CLASSIFIER, LANGUAGE_MODEL, SENTENCE_ENCODER
 from aniso.models.settings import Limits, Settings, sub_configurations
 from aniso.models.tokenizer_file import TokenizerError, TokenizerFile
 from aniso.weights import open_weights, save_safetensors
@@ -58,7 +58,11 @@ def edit(path: Path, file: str = "config.json", **settings: Any) -> Path:
 
 def listed() -> list[str]:
     return sorted(
-        {kind for loader in (CLIP, IMAGE_CLASSIFIER, LANGUAGE_MODEL) for kind in loader.model_types}
+        {
+            kind
+            for loader in (CLIP, IMAGE_CLASSIFIER, LANGUAGE_MODEL, SENTENCE_ENCODER)
+            for kind in loader.model_types
+        }
     )
 
 

@@ -249,7 +249,7 @@ def test_out_of_domain_uses_the_prompts_that_were_learned_with(world):
 def test_classes_in_another_order_are_matched_by_name(world):
     split = world.target.val
     names = split.classes.names
-    turned = Labelled("turned", ClassList(names[::-1]), split.images, tuple(1 - i for i in split.labels))
+    turned = Labelled("turned", ClassList(names[::-1]), split.items, tuple(1 - i for i in split.labels))
     results = [out_of_domain(world.encoder, split.classes, s, world.encoder) for s in (split, turned)]
     assert results[0].by_class == results[1].by_class
 

@@ -29,8 +29,8 @@ def test_every_picture_comes_once_and_with_its_label(split):
     assert len(batches) == len(Batches(split, VIEWS.eval, size=4)) == -(-len(split) // 4)
     for batch in batches:
         assert batch.labels.tolist() == [split.labels[i] for i in batch.indices]
-        assert batch.images.shape == (len(batch), 3, 8, 8)
-        assert batch.images.dtype == torch.float32
+        assert batch.inputs.shape == (len(batch), 3, 8, 8)
+        assert batch.inputs.dtype == torch.float32
 
 
 @pytest.mark.parametrize("view", ["train", "few_shot", "strong"])
@@ -41,7 +41,7 @@ def test_workers_change_nothing(split, view):
     )
     for a, b in zip(alone, helped, strict=True):
         assert a.indices == b.indices
-        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.inputs, b.inputs)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -56,7 +56,7 @@ def test_batch_size_changes_no_picture(split):
     by_place = []
     for size in (2, 5):
         batches = _all(split, VIEWS.train, size=size, shuffle=True)
-        pairs = [pair for b in batches for pair in zip(b.indices, b.images, strict=True)]
+        pairs = [pair for b in batches for pair in zip(b.indices, b.inputs, strict=True)]
         by_place.append(dict(pairs))
     assert all(torch.equal(by_place[0][i], by_place[1][i]) for i in range(len(split)))
 
@@ -79,7 +79,7 @@ def test_the_global_generator_plays_no_part_and_is_not_touched(split):
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
     other = _all(split, VIEWS.strong, size=4, shuffle=True)
-    assert all(torch.equal(a.images, b.images) for a, b in zip(one, other, strict=True))
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(one, other, strict=True))
 
 
 def test_orders_differ_by_epoch_and_are_repeated_by_seed(split):
@@ -94,6 +94,6 @@ def test_orders_differ_by_epoch_and_are_repeated_by_seed(split):
 def test_an_order_of_ones_own_may_repeat_pictures(split):
     (batch,) = _all(split, VIEWS.strong, size=8, order=[2, 2, 5])
     assert batch.indices == (2, 2, 5)
-    assert not torch.equal(batch.images[0], batch.images[1])  # another draw at every visit
+    assert not torch.equal(batch.inputs[0], batch.inputs[1])  # another draw at every visit
     (again,) = _all(split.take([2, 2, 5]), VIEWS.strong, size=8)
-    assert torch.equal(batch.images, again.images)
+    assert torch.equal(batch.inputs, again.inputs)

@@ -14,7 +14,8 @@ from PIL import Image
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from aniso.data.decode import MOST_PIXELS, decode
-from aniso.data.images import ArrayImages, ChosenImages, CroppedImages, FileImages
+from aniso.data.images import ArrayImages, CroppedImages, FileImages
+from aniso.data.items import ChosenItems
 from aniso.errors import AnisoError
 from watch import FUZZ, peak_below
 
@@ -235,27 +236,27 @@ def test_altered_pictures_give_only_our_errors(name, changes):
 def test_arrays_are_pictures():
     images = ArrayImages(NOISE[None, ..., :3], "train")
     assert images.ids == ("train/0",)
-    assert images.image(0).tobytes() == RGB.tobytes()
+    assert images.open(0).tobytes() == RGB.tobytes()
     assert images.content(0) == RGB.tobytes()
-    assert ArrayImages(NOISE[None, ..., 0], "x").image(0).tobytes() == GREY.convert("RGB").tobytes()
+    assert ArrayImages(NOISE[None, ..., 0], "x").open(0).tobytes() == GREY.convert("RGB").tobytes()
 
 
 def test_crops_stay_inside(refused):
     whole = ArrayImages(NOISE[None, ..., :3].repeat(3, 0), "x")
     boxes = [(1, 2, 4, 5), (-5, 3, 1 << 30, 1 << 30), (9, 0, 12, 7)]
     images = CroppedImages(whole, boxes, ["a", "b", "c"])
-    assert images.image(0).tobytes() == RGB.crop((1, 2, 4, 5)).tobytes()
-    assert images.image(1).size == (9, 4)
+    assert images.open(0).tobytes() == RGB.crop((1, 2, 4, 5)).tobytes()
+    assert images.open(1).size == (9, 4)
     assert images.content(0) != images.content(1)
     with refused("IMAGE-READ", 3, "x/2 (9, 0, 12, 7)", "outside"):
-        images.image(2)
+        images.open(2)
 
 
 def test_chosen_images_are_the_same_pictures(tmp_path):
     (tmp_path / "a.png").write_bytes(PICTURES["rgb png"])
     files = FileImages(tmp_path, ["a.png"])
-    chosen = ChosenImages([ArrayImages(NOISE[None, ..., 0], "x"), files], [(1, 0), (0, 0)])
+    chosen = ChosenItems([ArrayImages(NOISE[None, ..., 0], "x"), files], [(1, 0), (0, 0)])
     assert chosen.ids == ("a.png", "x/0")
     assert chosen.content(0) == PICTURES["rgb png"]
     assert chosen.describe(0) == str(tmp_path / "a.png")
-    assert chosen.image(1).size == (9, 7)
+    assert chosen.open(1).size == (9, 7)

@@ -46,7 +46,7 @@ def visits(steps, which):
 def same(one, other):
     pairs = zip(one, other, strict=True)
     return all(
-        a.indices == b.indices and torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        a.indices == b.indices and torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels)
         for left, right in pairs
         for a, b in zip(left, right, strict=True)
     )
@@ -77,7 +77,7 @@ def test_every_round_over_a_short_split_has_another_order(splits):
 def test_pictures_that_come_again_in_an_epoch_are_seen_anew(splits):
     seen: dict[int, list[torch.Tensor]] = {}
     for _, batch in passes(splits, batch=6, view=VIEWS.few_shot).epoch(0):
-        for i, image in zip(batch.indices, batch.images, strict=True):
+        for i, image in zip(batch.indices, batch.inputs, strict=True):
             seen.setdefault(i, []).append(image)
     assert all(len(views) == 3 and not torch.equal(views[0], views[1]) for views in seen.values())
 

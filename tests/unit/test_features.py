@@ -77,7 +77,7 @@ def test_features_are_what_the_model_says_to_a_view(world: colours.World, view: 
         for place in range(len(split)):
             words = (7, number, split.keys[place], 0, seen.name, 0)
             rng = torch.Generator().manual_seed(sampling.number(*words))
-            drawn = seen.finish(seen(split.image(place), rng)[None])
+            drawn = seen.finish(seen(split.open(place), rng)[None])
             with torch.no_grad():
                 torch.testing.assert_close(found[number, place], model(drawn)[0], rtol=1e-4, atol=1e-5)
 
@@ -258,7 +258,7 @@ def test_another_picture_under_the_same_name_is_not_found(
 ) -> None:
     split = of_folder(folder).split("train")
     before = features(world.encoder, split, cache=cache)
-    path = Path(split.images.describe(1))
+    path = Path(split.items.describe(1))
     status = path.stat()
     path.write_bytes(pictures.encoded(777))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its date tells nothing

@@ -70,7 +70,7 @@ def gradient_of(world, composition, signed, schedule, step=0):
         signed, batches_of(world, [term for _, term in signed], schedule)[step], strict=True
     ):
         head = world.encoder.class_weights(term.split.classes)
-        features = functional.normalize(composition(batch.images), dim=-1)
+        features = functional.normalize(composition(batch.inputs), dim=-1)
         logits = features @ head.weight.T
         total = total + weight * -functional.log_softmax(logits, -1)[range(len(batch)), batch.labels].mean()
     (found,) = torch.autograd.grad(total, composition.values)
@@ -157,7 +157,7 @@ def test_what_was_kept_is_in_the_composition(world):
 
 def test_the_start_is_kept_if_nothing_is_better(world, good):
     task = world.target
-    swapped = Labelled("swapped", task.classes, task.train.images, tuple(1 - i for i in task.train.labels))
+    swapped = Labelled("swapped", task.classes, task.train.items, tuple(1 - i for i in task.train.labels))
     composition = world.composition().load(good)
     done = fit(composition, CrossEntropy(swapped), SHORT, keep=Best(task.val))
     assert done.kept == 0
@@ -294,7 +294,7 @@ def test_two_steps_with_warm_up_follow_the_schedule(world, shape):
     head = world.encoder.class_weights(term.split.classes)
     for n, (batch,) in enumerate([*batches[0], *batches[1]]):
         assert schedule.rate(n, steps) == pytest.approx(rates[n])
-        loss = functional.cross_entropy(head.logits(composition(batch.images)), batch.labels)
+        loss = functional.cross_entropy(head.logits(composition(batch.inputs)), batch.labels)
         grad = torch.autograd.grad(loss, composition.values)[0].double()
         first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
         corrected = first / (1 - 0.9 ** (n + 1)), second / (1 - 0.999 ** (n + 1))
@@ -564,12 +564,12 @@ def test_a_loss_that_is_not_finite_names_its_pictures(world, refused):
         fit(composition, CrossEntropy(world.control.train), Schedule(epochs=1, lr=0.1, batch_size=4))
     named = refusal.error.facts["images"]
     order = batches_of(world, [CrossEntropy(world.control.train)], Schedule(epochs=1, lr=0.1, batch_size=4))
-    assert named == [world.control.train.images.describe(i) for i in order[0][0].indices]
+    assert named == [world.control.train.items.describe(i) for i in order[0][0].indices]
 
 
 def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, monkeypatch):
     view = world.encoder.transforms.eval
-    marked = view(world.control.train.image(0), torch.Generator())
+    marked = view(world.control.train.open(0), torch.Generator())
     finish = type(view).finish
 
     def broken(self, pixels):
@@ -582,7 +582,7 @@ def test_one_picture_that_is_not_finite_is_among_those_named(world, refused, mon
     with refused("LEARN-NONFINITE", 6, "control train") as refusal:
         fit(world.composition(), objective, Schedule(epochs=1, lr=1e-6, batch_size=8))
     named = refusal.error.facts["images"]
-    assert world.control.train.images.describe(0) in named
+    assert world.control.train.items.describe(0) in named
     assert len(named) == 4
 
 

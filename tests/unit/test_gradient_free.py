@@ -119,7 +119,7 @@ def least_squares(composition: Composition) -> tuple[Tensor, float]:
     def at(values: Tensor) -> Tensor:
         with torch.no_grad():
             composition.values.copy_(values)
-            return composition(batch.images).double().reshape(-1)
+            return composition(batch.inputs).double().reshape(-1)
 
     count = composition.values.numel()
     zero = at(torch.zeros(count))

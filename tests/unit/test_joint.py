@@ -173,7 +173,7 @@ def test_a_step_is_adamw_on_both_at_once(world: colours.World, clip: float) -> N
     ((batch,),) = list(EpochSampler([(term.split, term.views(world.encoder))], schedule, 0).epoch(0))
     tensors = list(trained.tensors.values())
     assert batch.labels is not None
-    loss = loss_by_hand(composition, head, batch.images, batch.labels, tensors)
+    loss = loss_by_hand(composition, head, batch.inputs, batch.labels, tensors)
     grads = [grad.double() for grad in torch.autograd.grad(loss, tensors)]
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads))
     done = fit(trained, term, schedule)
@@ -259,7 +259,7 @@ def test_an_epoch_is_chosen_by_what_the_head_answers(world: colours.World) -> No
 def test_the_start_comes_back_whole_if_nothing_is_better(world: colours.World) -> None:
     task = world.target
     train = task.split("train")
-    swapped = Labelled("swapped", task.classes, train.images, tuple(1 - i for i in train.labels))
+    swapped = Labelled("swapped", task.classes, train.items, tuple(1 - i for i in train.labels))
     good = world.composition()
     fit(good, CrossEntropy(train), replace(SCHEDULE, epochs=6))
     head = head_of(world, train, alpha=0.01)

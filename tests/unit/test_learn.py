@@ -83,7 +83,7 @@ def test_the_mean_over_classes_counts_each_the_same():
 def test_evaluation_counts_what_the_head_says(encoder, task):
     head = encoder.class_weights(task.classes)
     result = evaluate(encoder, task.test, batch_size=7)
-    images = torch.stack([encoder.transforms.eval(task.test.image(i), torch.Generator()) for i in range(48)])
+    images = torch.stack([encoder.transforms.eval(task.test.open(i), torch.Generator()) for i in range(48)])
     scores = head.logits(encoder(encoder.transforms.eval.finish(images)))
     assert result.correct == int((scores.argmax(-1) == torch.tensor(task.test.labels)).sum())
     assert result.total == 48
@@ -92,7 +92,7 @@ def test_evaluation_counts_what_the_head_says(encoder, task):
 
 def test_shuffled_class_names_leave_the_accuracy_as_it_is(encoder, task, tmp_path):
     for number, kind in (("2", "red"), ("1", "blue")):
-        place = Path(task.test.images.describe(list(task.test.ids).index(f"test/{kind}/0.png"))).parent
+        place = Path(task.test.items.describe(list(task.test.ids).index(f"test/{kind}/0.png"))).parent
         shutil.copytree(place, tmp_path / "test" / number)
     (tmp_path / "task.toml").write_text('[classes]\n"1" = "blue"\n"2" = "red"\n')
     other = load_task(tmp_path)
@@ -103,7 +103,7 @@ def test_shuffled_class_names_leave_the_accuracy_as_it_is(encoder, task, tmp_pat
 def test_labels_that_look_permuted_are_said(encoder, task):
     tuned = finetune(encoder, task.train, QUICK).model
     assert evaluate(tuned, task.test).notes == ()
-    swapped = Labelled("swapped", task.classes, task.test.images, tuple(1 - i for i in task.test.labels))
+    swapped = Labelled("swapped", task.classes, task.test.items, tuple(1 - i for i in task.test.labels))
     result = evaluate(tuned, swapped)
     assert result.value < 0.1
     assert "if classes were renamed" in result.notes[0]

@@ -153,7 +153,7 @@ def seen(encoder: Encoder, split: Labelled) -> tuple[Tensor, Tensor]:
     """All pictures at once as the evaluation sees them, and their labels."""
     (batch,) = Batches(split, encoder.transforms.eval, size=len(split))
     assert batch.labels is not None
-    return batch.images, batch.labels
+    return batch.inputs, batch.labels
 
 
 def by_autograd(encoder: Encoder, bank: Bank, split: Labelled = SPLIT) -> dict[str, dict[str, float]]:

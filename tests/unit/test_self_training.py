@@ -530,7 +530,7 @@ def test_labels_that_raise_when_touched_are_never_touched(
     world: colours.World, start: Tensor, tmp_path: Path, name: str, online: bool
 ) -> None:
     test = world.control.split("test")
-    guarded = Labelled(test.name, test.classes, test.images, Raising(test.labels), test.role)
+    guarded = Labelled(test.name, test.classes, test.items, Raising(test.labels), test.role)
     with pytest.raises(AssertionError, match="a label was read"):
         guarded.labels[0]
     found = []

@@ -323,7 +323,7 @@ class ByHand:
         for epoch in range(schedule.epochs):
             for (batch,) in made.epoch(epoch):
                 rate = schedule.rate(number, schedule.epochs * made.steps)
-                values, number = self.step(batch.images, values, rate), number + 1
+                values, number = self.step(batch.inputs, values, rate), number + 1
         return values
 
 

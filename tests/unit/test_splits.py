@@ -30,7 +30,7 @@ class Named(Images):
     def content(self, index):
         return self._ids[index].encode()
 
-    def image(self, index):
+    def open(self, index):
         return Image.new("RGB", (4, 4), (index % 256, 0, 0))
 
 
@@ -118,7 +118,7 @@ def test_fractions_keep_the_classes_shares(labels, share, seed):
 
 
 def test_fractions_of_nothing_are_refused(refused):
-    with refused("DATA-SHOTS", 3, "less than one image"):
+    with refused("DATA-SHOTS", 3, "less than one of its images"):
         split([0, 1, 0]).fraction(0.1)
     for share in (0, -1, 1.5):
         with refused("DATA-SHOTS", 2):
@@ -145,14 +145,14 @@ def test_parts_join_in_order():
     both = joined("both", [split([0, 1], "a"), split([1, 0], "b", ["class 0", "class 1"])])
     assert list(both.ids) == ["a0", "a1", "b0", "b1"]
     assert both.labels == (0, 1, 1, 0)
-    assert both.images.content(2) == b"b0"
+    assert both.items.content(2) == b"b0"
 
 
 def test_manifests_change_with_pictures_and_labels_but_not_with_order():
     made = split([0, 1, 1])
     assert made.manifest == made.take([2, 0, 1]).manifest
     assert made.manifest != made.take([0, 1]).manifest
-    assert made.manifest != Labelled("made", made.classes, made.images, (1, 1, 1)).manifest
+    assert made.manifest != Labelled("made", made.classes, made.items, (1, 1, 1)).manifest
     assert made.unlabelled().manifest != made.take([0, 1]).unlabelled().manifest
 
 
@@ -169,7 +169,7 @@ class Raising(tuple):
 
 
 def test_an_unlabelled_split_has_no_field_that_could_hold_labels():
-    assert {f.name for f in fields(Unlabelled)} == {"name", "classes", "images"}
+    assert {f.name for f in fields(Unlabelled)} == {"name", "classes", "items"}
     assert not hasattr(Unlabelled, "labels")
     assert not hasattr(Unlabelled, "shots")
 
@@ -179,7 +179,7 @@ def test_unlabelled_splits_work_where_labels_would_raise():
     from aniso.models.transforms import Pixels, Transforms
 
     made = split([0, 1, 0, 1])
-    guarded = Labelled("made", made.classes, made.images, Raising(made.labels))
+    guarded = Labelled("made", made.classes, made.items, Raising(made.labels))
     with pytest.raises(AssertionError, match="a label was read"):
         guarded.labels[0]
     views = Transforms(Pixels(8))
@@ -216,11 +216,11 @@ def test_labels_cannot_be_reached_from_an_unlabelled_split_of_any_reader(kind, t
         isinstance(v, tuple) and list(v) == labels for v in _reachable(labelled)
     )  # the search can find them
     unlabelled = labelled.unlabelled()
-    unlabelled.image(0)
+    unlabelled.open(0)
     del labelled
     for value in _reachable(unlabelled):
         assert not (isinstance(value, tuple | list) and list(value) == labels)
-    seen = [*unlabelled.images.ids, *(unlabelled.images.describe(i) for i in range(6)), repr(unlabelled)]
+    seen = [*unlabelled.items.ids, *(unlabelled.items.describe(i) for i in range(6)), repr(unlabelled)]
     assert not any(name in text for name in ("cat", "dog") for text in seen)
     assert unlabelled.keys == load_task(tmp_path).test.keys  # the same views and orders
 

@@ -179,7 +179,7 @@ def damaged(tmp_path):
 def test_by_default_the_first_unreadable_picture_stops(damaged, refused):
     task = load_task(damaged)
     with refused("IMAGE-READ", 3, "001.png", "--on-bad-image skip"):
-        [task.test.image(i) for i in range(len(task.test))]
+        [task.test.open(i) for i in range(len(task.test))]
 
 
 def test_unreadable_pictures_can_be_left_out_and_that_is_said(damaged):
@@ -202,7 +202,7 @@ def test_the_mini_tasks_are_read_where_they_are(mini_data):
         ids = [set(split.ids) for split in task.splits.values()]
         assert len(set.union(*ids)) == sum(map(len, ids))
         assert len(task.classes) == len({*task.classes.names})
-        assert task.test.image(0).mode == "RGB"
+        assert task.test.open(0).mode == "RGB"
 
 
 # splits that would mix

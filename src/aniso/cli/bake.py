@@ -23,7 +23,10 @@ def bake(
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
     to: Annotated[
-        str, typer.Option(help="safetensors, open_clip or huggingface; peft for an adapter.")
+        str,
+        typer.Option(
+            help="safetensors, open_clip, huggingface or sentence-transformers; peft for an adapter."
+        ),
     ] = "safetensors",
     rank: Annotated[int | None, typer.Option(help="With --to peft: maximal rank; default all.")] = None,
     head: Annotated[
@@ -37,7 +40,7 @@ def bake(
     json: show.Json = False,
 ) -> None:
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
-    checks.one_of("--to", to, (*checks.CHECKPOINTS, "peft"))
+    checks.one_of("--to", to, checks.BAKED)
     checks.one_of("--dtype", dtype, checks.DTYPES)
     if to == "peft" and (head is not None or dtype is not None or activation is not None):
         message = "--head, --dtype and --activation are not supported with --to peft"

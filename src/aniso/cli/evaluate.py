@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="An open_clip name, a directory, a hub id, or mini.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An open_clip name, a directory (CLIP, classifier or sentence encoder), a hub id, or mini."
+        ),
+    ],
     task: Annotated[
         list[str] | None, typer.Option("--task", help="A known task or a directory; may be repeated.")
     ] = None,
@@ -187,7 +192,7 @@ def _print(records: list[TaskEvaluation], json: bool) -> None:
         low, high = r.interval or (r.accuracy, r.accuracy)
         chance, accuracy = f"{1 / r.classes:.1%}", f"{r.accuracy:.1%}"
         rows.append((r.task, r.split, r.classes, r.total, chance, accuracy, f"{low:.1%} to {high:.1%}"))
-    columns = ("task", "split", "classes", "images", "chance", "accuracy", "95 % interval")
+    columns = ("task", "split", "classes", "items", "chance", "accuracy", "95 % interval")
     show.table(columns, rows, title=f"{records[0].model}: {records[0].what}")
     if len(records) > 1:
         show.line(f"mean over {len(rows)} tasks: {sum(r.accuracy for r in records) / len(rows):.1%}")

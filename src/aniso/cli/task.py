@@ -72,7 +72,7 @@ def check(
     seed: options.SplitSeed = 0,
     json: show.Json = False,
 ) -> None:
-    """Decode every image, and look for images that are in two splits."""
+    """Open every image or text, and look for those that are in two splits."""
     checks.existing_task(task)
     from aniso.data import load_task
     from aniso.data.audit import audit
@@ -85,7 +85,7 @@ def check(
     else:
         show.notes(found.notes)
         _print(found)
-        show.table(("split", "images", "unreadable", "kinds"), result.rows())
+        show.table(("split", "items", "unreadable", "kinds"), result.rows())
         show.notes(result.warnings())
     if result.unreadable:
         raise InputError(
@@ -132,7 +132,7 @@ def _print(task: Task) -> None:
         counts = list(split.counts.values())
         rows.append((role, len(split), sum(n > 0 for n in counts), min(counts), max(counts)))
     show.table(
-        ("split", "images", "classes", "min per class", "max per class"),
+        ("split", "items", "classes", "min per class", "max per class"),
         rows,
         title=task.card.title or task.name,
     )

@@ -21,9 +21,10 @@ from aniso.compose._engine.stacking import stack_deltas
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
-from aniso.vectors import Bank, Block, BlockSource, Dense
+from aniso.models.sentence_modules import sentence_files
+from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import TOKENIZER, Extras, convert
+from aniso.vectors.convert import SENTENCE, TOKENIZER, Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
@@ -108,7 +109,10 @@ class Baked(WeightSource):
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
-        """Write one safetensors file, or a ``huggingface`` or ``open_clip`` directory; return notes.
+        """Write one safetensors file, or a directory; return notes.
+
+        ``to`` is ``safetensors``; ``huggingface`` or ``open_clip`` for a CLIP; ``sentence-transformers`` for
+        a sentence encoder, whose pooling and limits are those of the base.
 
         A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
         the base's tokenizer; ``also`` are more files for it, by name, each with a sentence
@@ -149,6 +153,8 @@ class Baked(WeightSource):
         out |= {name: content for name, (content, _) in also.items()}
         files = self._blocks.source.files
         home = files[0].path.parent if files else None
+        if to == SENTENCE:
+            out |= sentence_files(_require_home(home, self.label))
         if to == "huggingface" and home is not None and (home / "config.json").is_file():
             tokenizer = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
             out |= {file.path.name: file.read(0, file.size) for file in tokenizer}
@@ -187,8 +193,8 @@ class Baked(WeightSource):
         if len(moving) == 1 and isinstance(entry.partition, WholeBlock):
             vector, row = moving[0]
             delta = self._bank[vector][entry.block.name]
-            if isinstance(delta, Dense) and not self._is_base:
-                delta = Dense(delta.values)  # exact values are those of the bank's base
+            if not self._is_base:
+                delta = delta.without_exact()  # exact values are those of the bank's own base
             return delta.applied_to(values, float(row))  # 1 gives the tuned model bit for bit
         flat = values.view(-1)
         for vector, row in moving:
@@ -197,3 +203,15 @@ class Baked(WeightSource):
             for stack in stack_deltas({vector: delta}, {vector: 0}):
                 stack.add_to(flat, row.unsqueeze(0).to(values.dtype), entry.partition)
         return values
+
+
+def _require_home(home: Path | None, label: str) -> Path:
+    """Return the directory of the base, which has the configuration and the tokenizer."""
+    if home is None or not (home / "config.json").is_file():
+        raise InputError(
+            "DIR-CONFIG",
+            f"'{label}' is no directory of a sentence encoder",
+            expected="config.json, modules.json and tokenizer.json beside the base's weights",
+            fix="--base DIRECTORY, or --to safetensors",
+        )
+    return home

@@ -14,13 +14,14 @@ from aniso.registry import PARTITIONS
 from aniso.vectors import Block, Kind
 
 # A family of blocks: its name in --partition, and the kinds that it covers.
-_MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.OTHER})
+_MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.POOLER, Kind.OTHER})
 FAMILIES: dict[str, frozenset[Kind]] = {
     "weight": _MATRICES,
     "attention": frozenset({Kind.ATTENTION}),
     "mlp": frozenset({Kind.MLP}),
     "conv": frozenset({Kind.CONV}),
     "projection": frozenset({Kind.PROJECTION}),
+    "pooler": frozenset({Kind.POOLER}),
     "embedding": frozenset({Kind.EMBEDDING}),
     "norm": frozenset({Kind.NORM}),
     "bias": frozenset({Kind.BIAS}),

@@ -1,9 +1,11 @@
 """Tasks: classes, prompts and splits; texts; both as batches."""
 
 from aniso.classes import ClassList
-from aniso.data.batches import Batch, Batches
+from aniso.data.batches import Batch, Batches, by_length
 from aniso.data.card import known_tasks as list_tasks
 from aniso.data.content import IMAGES, ImageLists, content_hash
+from aniso.data.items import Items
+from aniso.data.padding import cat_padded
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
 from aniso.data.text_dataset import TextDataset, read_examples
@@ -22,6 +24,9 @@ __all__ = [
     "ClassList",
     "Batches",
     "Batch",
+    "by_length",
+    "cat_padded",
+    "Items",
     "content_hash",
     "ImageLists",
     "IMAGES",

@@ -1,4 +1,4 @@
-"""A full check of a task: every image decoded, every pair of splits compared."""
+"""A full check of a task: every item opened, every pair of splits compared."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[s
     contents, bad = set(), []
     for i in range(len(split)):
         try:
-            data = split.images.content(i)
+            data = split.items.content(i)
             contents.add(hashlib.sha256(data).digest())
             kinds[_kind(split, i, data)] += 1
         except AnisoError as e:
@@ -84,7 +84,9 @@ def _look(split: Labelled, progress: ProgressCallback | None) -> tuple[Counter[s
 
 def _kind(split: Labelled, index: int, data: bytes) -> str:
     """Decode an image as it will be used, and return its format on disk."""
-    image = split.image(index)
+    image = split.open(index)
+    if isinstance(image, str):
+        return "text"
     try:
         raw = Image.open(io.BytesIO(data), formats=FORMATS)
     except OSError:  # pixels stored without a format

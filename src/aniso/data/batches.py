@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from aniso.data import sampling
+from aniso.data.items import Items
+from aniso.data.padding import stack_padded
 from aniso.data.splits import Labelled, Split
 from aniso.data.text_dataset import TextDataset
 from aniso.errors import AnisoError
@@ -28,11 +30,15 @@ class View(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, opened: Any, rng: torch.Generator, /) -> Tensor:
-        """Return uint8 pixels, 3 x height x width, for an image; two rows of tokens for a text."""
+        """Return uint8 pixels, 3 x height x width, for an image; a row of tokens for a text."""
         ...
 
     def finish(self, stack: Tensor, /) -> Tensor:
         """Return a stack of these as the model's input."""
+        ...
+
+    def lengths(self, items: Items, /) -> Sequence[int] | None:
+        """Return the length of every item as the model's input; None if all have one size."""
         ...
 
 
@@ -47,7 +53,8 @@ class Batch:
     """Positions in the split."""
 
     @property
-    def images(self) -> Tensor:
+    def inputs(self) -> Tensor:
+        """The first view, as the model takes it."""
         return self.views[0]
 
     def __len__(self) -> int:
@@ -150,7 +157,7 @@ class _Items:
     """Views of one item at a time, without labels; workers get a copy of this."""
 
     def __init__(self, split: Split | TextDataset, views: tuple[View, ...], seed: int, epoch: int) -> None:
-        self._opened: Opened = split.opened if isinstance(split, TextDataset) else split.images.image
+        self._opened: Opened = split.opened if isinstance(split, TextDataset) else split.items.open
         self._keys = split.keys
         self._views = views
         self._words = (seed, epoch)
@@ -188,7 +195,13 @@ def _stacked(
         if isinstance(views, AnisoError):
             return views
         grouped.setdefault(which, []).append(views)
-    return [tuple(torch.stack(views) for views in zip(*grouped[w], strict=True)) for w in sorted(grouped)]
+    return [tuple(stack_padded(views) for views in zip(*grouped[w], strict=True)) for w in sorted(grouped)]
+
+
+def by_length(split: Split, view: View) -> list[int] | None:
+    """Return the indices of a split by length, so that little of a batch is padding; None for images."""
+    lengths = view.lengths(split.items)
+    return None if lengths is None else sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
 
 
 def _order(split: Split | TextDataset, shuffle: bool, seed: int, epoch: int) -> list[int]:

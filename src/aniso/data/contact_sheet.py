@@ -22,7 +22,7 @@ def contact_sheet(split: Labelled, *, classes: int = 12, each: int = 8, seed: in
         top = _MARGIN + row * (step + _LABEL)
         pen.text((_MARGIN, top), name[:60], fill="black")
         for column, index in enumerate(members):
-            image = split.image(index)
+            image = split.open(index)
             image.thumbnail((_SIDE, _SIDE))
             if max(image.size) < _SIDE:  # small images are shown as large as the others
                 scale = _SIDE / max(image.size)

@@ -29,7 +29,7 @@ def content_hashes(split: Split, progress: ProgressCallback | None = None) -> tu
     cache, begun = _cache(), time.monotonic()
     found = []
     for i in range(len(split)):
-        found.append(split.images.content_hash(i, cache))
+        found.append(split.items.content_hash(i, cache))
         if progress and time.monotonic() - begun > _QUICK:
             progress(f"hashing the images of {split.name}", i + 1, len(split))
     cache.save()
@@ -92,13 +92,13 @@ class ImageLists:
 
 
 def _pairs(split: Split, hashes: Sequence[bytes]) -> Iterable[tuple[str, str]]:
-    return ((name, one.hex()[:_DIGITS]) for name, one in zip(split.images.ids, hashes, strict=True))
+    return ((name, one.hex()[:_DIGITS]) for name, one in zip(split.items.ids, hashes, strict=True))
 
 
 def _label(split: Split, index: int) -> str:
     if isinstance(split, Labelled):
-        return printable(split.images.describe(index))
-    return printable(split.images.describe_file(index))
+        return printable(split.items.describe(index))
+    return printable(split.items.describe_file(index))
 
 
 def _cache() -> HashCache:

@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
 from PIL import Image
 
-from aniso.data import sampling
 from aniso.data.decode import decode
+from aniso.data.items import Items
 from aniso.errors import InputError, printable
 from aniso.weights.caches import HashCache
 
 Box = tuple[int, int, int, int]
 
 
-class Images(ABC):
-    """A sequence of images without labels, decoded when they are used."""
+class Images(Items):
+    """A sequence of images, decoded when they are used."""
 
-    @property
-    @abstractmethod
-    def ids(self) -> Sequence[str]:
-        """A name for every image: unique, and the same on every machine."""
-
-    @abstractmethod
-    def content(self, index: int) -> bytes:
-        """Return the encoded bytes of an image, which identify it."""
-
-    def content_hash(self, index: int, cache: HashCache) -> bytes:
-        """Return the sha256 of the image's content; ``cache`` remembers it until the file changes."""
-        return hashlib.sha256(self.content(index)).digest()
-
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Image.Image:
         """Decode an image as RGB."""
         return decode(self.content(index), self.describe(index))
-
-    def describe(self, index: int) -> str:
-        """Return the path of an image, or another name for messages."""
-        return self.ids[index]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @final
@@ -94,7 +73,7 @@ class ArrayImages(Images):
     def content(self, index: int) -> bytes:
         return bytes(self._pixels[index].tobytes())
 
-    def image(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Image.Image:
         return Image.fromarray(self._pixels[index]).convert("RGB")
 
 
@@ -122,8 +101,8 @@ class CroppedImages(Images):
         whole = self._images.content_hash(index, cache)
         return hashlib.sha256(repr(self._boxes[index]).encode() + whole).digest()
 
-    def image(self, index: int) -> Image.Image:
-        whole = self._images.image(index)
+    def open(self, index: int) -> Image.Image:
+        whole = self._images.open(index)
         left, top, right, bottom = self._boxes[index]
         # beyond the edge Pillow would make up black pixels, as many as the box says
         left, top = max(left, 0), max(top, 0)
@@ -136,60 +115,3 @@ class CroppedImages(Images):
                 fix="replace the file, or leave it out with --on-bad-image skip",
             )
         return whole.crop((left, top, right, bottom))
-
-
-@final
-class ChosenImages(Images):
-    """A selection of other images, in any order; nothing is copied."""
-
-    def __init__(self, images: Sequence[Images], chosen: Sequence[tuple[int, int]]) -> None:
-        """``chosen`` are pairs: the position in ``images``, and the index of an image in it."""
-        self._images = tuple(images)
-        self._chosen = tuple(chosen)
-        self._ids = tuple(images[which].ids[index] for which, index in chosen)
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return self._ids
-
-    def describe(self, index: int) -> str:
-        which, inner = self._chosen[index]
-        return self._images[which].describe(inner)
-
-    def content(self, index: int) -> bytes:
-        which, inner = self._chosen[index]
-        return self._images[which].content(inner)
-
-    def content_hash(self, index: int, cache: HashCache) -> bytes:
-        which, inner = self._chosen[index]
-        return self._images[which].content_hash(inner, cache)
-
-    def image(self, index: int) -> Image.Image:
-        which, inner = self._chosen[index]
-        return self._images[which].image(inner)
-
-
-@final
-class NamelessImages(Images):
-    """Other images under numbers, because paths are often named after the class."""
-
-    def __init__(self, images: Images) -> None:
-        self.__images = images
-        self._ids = tuple(f"{sampling.number(name):016x}" for name in images.ids)
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return self._ids
-
-    def content(self, index: int) -> bytes:
-        return self.__images.content(index)
-
-    def content_hash(self, index: int, cache: HashCache) -> bytes:
-        return self.__images.content_hash(index, cache)
-
-    def describe_file(self, index: int) -> str:
-        """Return the file's name, for error messages alone: it often names the class."""
-        return self.__images.describe(index)
-
-    def image(self, index: int) -> Image.Image:
-        return self.__images.image(index)  # an error still names the file

@@ -1,33 +1,33 @@
-"""The result of a reader: images and the names of their classes as on disk."""
+"""The result of a reader: items and the names of their classes as on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aniso.data.images import Images
+from aniso.data.items import Items
 from aniso.errors import InputError, printable
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a dataset, such as its training images; no image is decoded."""
+    """One part of a dataset, such as its training items; none is opened."""
 
-    images: Images
+    items: Items
     classes: tuple[str, ...]
-    """All class names of the dataset as on disk; a class may have no image in this part."""
+    """All class names of the dataset as on disk; a class may have no item in this part."""
     codes: tuple[int, ...]
-    """The class index of every image."""
+    """The class index of every item."""
 
     def __post_init__(self) -> None:
-        if len(self.codes) != len(self.images):
-            raise ValueError(f"{len(self.codes)} labels for {len(self.images)} images")
+        if len(self.codes) != len(self.items):
+            raise ValueError(f"{len(self.codes)} labels for {len(self.items)} items")
         wrong = [i for i, code in enumerate(self.codes) if not 0 <= code < len(self.classes)]
         if wrong:
             raise InputError(
                 "DATA-LABEL",
                 f"{len(wrong)} of {len(self.codes)} labels are no class index",
-                found=[f"{self.images.describe(i)}: {self.codes[i]}" for i in wrong[:5]],
+                found=[f"{self.items.describe(i)}: {self.codes[i]}" for i in wrong[:5]],
                 expected=f"0 to {len(self.classes) - 1}",
                 fix="correct the labels, or the list of classes",
             )
@@ -41,6 +41,8 @@ class Reading:
     notes: tuple[str, ...] = ()
     """Sentences on files that were ignored, and why."""
     prompts: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()
+    """One phrase per class of the parts, which prompts are filled with."""
 
 
 def coded(names: Sequence[str], order: Sequence[str]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Splits: images with labels, and images without labels by type."""
+"""Splits: items (images or texts) with labels, and items without labels by type."""
 
 from __future__ import annotations
 
@@ -7,123 +7,128 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
-
-from PIL import Image
+from typing import Any, ClassVar, final
 
 from aniso.classes import ClassList
 from aniso.data import sampling
-from aniso.data.images import ChosenImages, Images, NamelessImages
+from aniso.data.items import ChosenItems, Items, NamelessItems
 from aniso.errors import InputError, UsageError, printable
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Unlabelled:
-    """Images and the classes they may belong to, without labels and without file names.
+    """Items and the classes they may belong to, without labels and without file names.
 
     File names are left out because folders are often named after the class.
     """
 
     name: str
     classes: ClassList
-    images: NamelessImages
-    item_kind: ClassVar[str] = "images"
+    items: NamelessItems
     default_batch_size: ClassVar[int] = 256
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.items)
 
     def __repr__(self) -> str:
-        return f"Unlabelled({self.name}: {len(self)} images, {len(self.classes)} possible classes)"
+        return f"Unlabelled({self.name}: {len(self)} {self.item_kind}, {len(self.classes)} possible classes)"
 
-    def image(self, index: int) -> Image.Image:
-        """Decode an image as RGB."""
-        return self.images.image(index)
+    @property
+    def item_kind(self) -> str:
+        """What messages call the items: images or texts."""
+        return self.items.kind
+
+    def open(self, index: int) -> Any:
+        """Return an item: an RGB image, or a text."""
+        return self.items.open(index)
 
     def describe(self, index: int) -> str:
-        """Return the path of an image, or another name for messages."""
-        return self.images.describe(index)
+        """Return the path of an item, or another name for messages."""
+        return self.items.describe(index)
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """The number that seeds random choices about each image."""
-        return tuple(int(name, 16) for name in self.images.ids)
+        """The number that seeds random choices about each item."""
+        return tuple(int(name, 16) for name in self.items.ids)
 
     @cached_property
     def manifest(self) -> str:
-        """A hash that changes whenever an image is added or removed."""
-        return _digest(sorted(self.images.ids))
+        """A hash that changes whenever an item is added or removed."""
+        return _digest(sorted(self.items.ids))
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Labelled:
-    """Images and, for each, the index of its class.
+    """Items and, for each, the index of its class.
 
     Selections return another split::
 
-        few = task.train.shots(4, seed=0)     # 4 images per class
+        few = task.train.shots(4, seed=0)     # 4 items per class
         part = task.train.fraction(0.25)      # a quarter of every class
-        target = task.test.unlabelled()       # the same images without labels
+        target = task.test.unlabelled()       # the same items without labels
     """
 
     name: str
     classes: ClassList
-    images: Images
+    items: Items
     labels: tuple[int, ...]
     role: str = ""
     """train, val or test, if the split is a task's; a test split may not be learned from or selected by."""
-    item_kind: ClassVar[str] = "images"
-    """What messages call the items."""
     default_batch_size: ClassVar[int] = 256
     """The batch size for evaluation if none is given."""
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.items)
 
     def __repr__(self) -> str:
-        return f"Labelled({self.name}: {len(self)} images, {len(self.classes)} classes)"
+        return f"Labelled({self.name}: {len(self)} {self.item_kind}, {len(self.classes)} classes)"
 
-    def image(self, index: int) -> Image.Image:
-        """Decode an image as RGB."""
-        return self.images.image(index)
+    @property
+    def item_kind(self) -> str:
+        """What messages call the items: images or texts."""
+        return self.items.kind
+
+    def open(self, index: int) -> Any:
+        """Return an item: an RGB image, or a text."""
+        return self.items.open(index)
 
     def describe(self, index: int) -> str:
-        """Return the path of an image, or another name for messages."""
-        return self.images.describe(index)
+        """Return the path of an item, or another name for messages."""
+        return self.items.describe(index)
 
     @property
     def ids(self) -> Sequence[str]:
-        return self.images.ids
+        return self.items.ids
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """The number that seeds random choices about each image."""
+        """The number that seeds random choices about each item."""
         return tuple(sampling.number(name) for name in self.ids)
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The number of images of every class, including classes without any."""
+        """The number of items of every class, including classes without any."""
         counts = Counter(self.labels)
         return {name: counts[i] for i, name in enumerate(self.classes.names)}
 
     @cached_property
     def manifest(self) -> str:
-        """A hash that changes whenever an image is added, removed or relabelled."""
+        """A hash that changes whenever an item is added, removed or relabelled."""
         named = (
             f"{name}\0{self.classes.names[label]}" for name, label in zip(self.ids, self.labels, strict=True)
         )
         return _digest(sorted(named))
 
     def unlabelled(self) -> Unlabelled:
-        """Return the same images without labels and file names."""
-        return Unlabelled(self.name, self.classes, NamelessImages(self.images))
+        """Return the same items without labels and file names."""
+        return Unlabelled(self.name, self.classes, NamelessItems(self.items))
 
     def shots(self, k: int, seed: int = 0, *, allow_fewer: bool = False) -> Labelled:
-        """Return ``k`` images of every class; with one seed, 2 shots are among the 4 shots.
+        """Return ``k`` items of every class; with one seed, 2 shots are among the 4 shots.
 
-        A class with fewer than ``k`` images raises an error, unless ``allow_fewer``.
+        A class with fewer than ``k`` items raises an error, unless ``allow_fewer``.
         """
         if k < 1:
             raise UsageError("DATA-SHOTS", f"invalid shots: {k}", expected="1 or more", fix="--shots 1")
@@ -131,16 +136,16 @@ class Labelled:
         if short and not allow_fewer:
             raise InputError(
                 "DATA-SHOTS",
-                f"{self.name} has fewer than {k} images of {len(short)} classes",
+                f"{self.name} has fewer than {k} {self.item_kind} of {len(short)} classes",
                 found=[f"{printable(name, 40)}: {n}" for name, n in list(short.items())[:10]],
                 more=f"{len(short) - 10} more classes" if len(short) > 10 else "",
-                fix="use fewer shots, or --allow-fewer-shots to use all images of these classes",
+                fix="use fewer shots, or --allow-fewer-shots to use all items of these classes",
             )
         chosen = sampling.per_class(self.ids, self.labels, k, "shots", seed)
         return self.take(chosen, f"{k} shots, seed {seed}")
 
     def fraction(self, share: float, seed: int = 0) -> Labelled:
-        """Return a share of the images of every class; smaller shares are part of larger ones."""
+        """Return a share of the items of every class; smaller shares are part of larger ones."""
         if not 0 < share <= 1:
             raise UsageError(
                 "DATA-SHOTS",
@@ -152,22 +157,22 @@ class Labelled:
         if not count:
             raise InputError(
                 "DATA-SHOTS",
-                f"a fraction {share:g} of {self.name} is less than one image",
-                found=f"{len(self)} images",
+                f"a fraction {share:g} of {self.name} is less than one of its {self.item_kind}",
+                found=f"{len(self)} {self.item_kind}",
                 fix=f"use at least {1 / max(1, len(self)):.2g}",
             )
         chosen = sampling.stratified(self.ids, self.labels, count, "fraction", seed)
         return self.take(chosen, f"{share:.2%}, seed {seed}")
 
     def take(self, indices: Iterable[int], what: str = "") -> Labelled:
-        """Return the split of these images, in this order; ``what`` is added to the name."""
+        """Return the split of these items, in this order; ``what`` is added to the name."""
         chosen = list(indices)
-        images = ChosenImages([self.images], [(0, i) for i in chosen])
+        items = ChosenItems([self.items], [(0, i) for i in chosen])
         name = f"{self.name} ({what})" if what else self.name
-        return Labelled(name, self.classes, images, tuple(self.labels[i] for i in chosen), self.role)
+        return Labelled(name, self.classes, items, tuple(self.labels[i] for i in chosen), self.role)
 
     def without(self, indices: Iterable[int]) -> Labelled:
-        """Return the split without these images."""
+        """Return the split without these items."""
         left_out = set(indices)
         return self.take(i for i in range(len(self)) if i not in left_out)
 
@@ -178,7 +183,7 @@ class Labelled:
         most: int | None = None,
         per_class: int | None = None,
     ) -> tuple[Labelled, Labelled]:
-        """Divide into two disjoint splits, drawn by class: the selected images, and the rest."""
+        """Divide into two disjoint splits, drawn by class: the selected items, and the rest."""
         if per_class is not None:
             chosen = sampling.per_class(self.ids, self.labels, per_class, *words)
         else:
@@ -191,11 +196,11 @@ class Labelled:
 def joined(name: str, splits: Sequence[Labelled]) -> Labelled:
     """Concatenate several splits of one task."""
     if len(splits) == 1:
-        return Labelled(name, splits[0].classes, splits[0].images, splits[0].labels)
+        return Labelled(name, splits[0].classes, splits[0].items, splits[0].labels)
     pairs = [(which, i) for which, split in enumerate(splits) for i in range(len(split))]
-    images = ChosenImages([split.images for split in splits], pairs)
+    items = ChosenItems([split.items for split in splits], pairs)
     return Labelled(
-        name, splits[0].classes, images, tuple(label for split in splits for label in split.labels)
+        name, splits[0].classes, items, tuple(label for split in splits for label in split.labels)
     )
 
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal, final
 
-from aniso.classes import ClassList
+from aniso.classes import TEXT_PROMPTS, ClassList
 from aniso.data.card import Card, Carve, SplitRules, known_card, known_tasks, read_card
 from aniso.data.part import Part, Reading
 from aniso.data.readers import read, recognise
@@ -31,7 +31,7 @@ OnBadImage = Literal["error", "skip"] | int
 class Task:
     """A classification problem: classes, prompts, and the splits train, val and test.
 
-    It does not depend on a model: models make class weights and preprocess images.
+    It does not depend on a model: models make class weights and inputs.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _no_reader(place: Path) -> InputError:
     return InputError(
         "DATA-FORMAT",
         f"'{printable(place)}' is in no layout of datasets that aniso reads",
-        expected="a folder per class, *.parquet, *.csv or *.tar",
+        expected="a folder per class, *.parquet, *.csv, *.jsonl or *.tar; for texts also CLASS.txt files",
         fix="see docs/howto/tasks.md for the layouts that are read",
     )
 
@@ -181,13 +181,18 @@ def _no_reader(place: Path) -> InputError:
 
 
 def _classes(card: Card, reading: Reading, prompts: tuple[str, ...]) -> ClassList:
-    prompts = (
-        prompts or (card.prompts if "prompts" in card.model_fields_set else reading.prompts) or card.prompts
-    )
+    default = TEXT_PROMPTS if _kind(reading) == "texts" else card.prompts
+    own = card.prompts if "prompts" in card.model_fields_set else reading.prompts
+    prompts = prompts or own or default
     if card.classes:
         return ClassList(tuple(card.classes.values()), prompts)
     on_disk = dict.fromkeys(name for part in reading.parts.values() for name in part.classes)
-    return ClassList(tuple(_as_words(name) for name in on_disk), prompts)
+    return ClassList(tuple(_as_words(name) for name in on_disk), prompts, reading.descriptions)
+
+
+def _kind(reading: Reading) -> str:
+    """What the items of a task are."""
+    return next((part.items.kind for part in reading.parts.values()), "images")
 
 
 def _as_words(name: str) -> str:
@@ -199,7 +204,7 @@ def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
     """Return a part as a split, with labels in the task's order of classes, matched by name."""
     order = list(card.classes) if card.classes else None
     if order is None:
-        return Labelled(name, classes, part.images, part.codes)
+        return Labelled(name, classes, part.items, part.codes)
     place = {on_disk: i for i, on_disk in enumerate(order)}
     used = {part.classes[code] for code in set(part.codes)}
     unknown = sorted(used - place.keys())
@@ -211,7 +216,7 @@ def _aligned(name: str, part: Part, card: Card, classes: ClassList) -> Labelled:
             expected=printable(", ".join(order[:8])) + (" …" if len(order) > 8 else ""),
             fix="add them to [classes] in the card, or use the dataset the card was written for",
         )
-    return Labelled(name, classes, part.images, tuple(place[part.classes[code]] for code in part.codes))
+    return Labelled(name, classes, part.items, tuple(place[part.classes[code]] for code in part.codes))
 
 
 # splits
@@ -256,7 +261,7 @@ def _require_rules_work(name: str, rules: SplitRules, made: Mapping[str, Labelle
         raise InputError(
             "DATA-SPLIT",
             f"{name}: {' and '.join(carved)} cannot be cut out of train",
-            found=f"0 images left in train, {', '.join(f'{len(made[r])} {r}' for r in carved if r in made)}"
+            found=f"0 items left in train, {', '.join(f'{len(made[r])} {r}' for r in carved if r in made)}"
             if rules.train
             else "no train in [splits]",
             fix="correct [splits] in the card: smaller share, most or per_class",
@@ -269,7 +274,7 @@ def _require_disjoint(name: str, made: Mapping[str, Labelled]) -> None:
         if shared:
             raise InputError(
                 "DATA-SPLIT",
-                f"{len(shared):,} images of {name} are in both {a} and {b}",
+                f"{len(shared):,} {made[a].item_kind} of {name} are in both {a} and {b}",
                 found=[printable(image) for image in shared[:5]],
                 fix="correct [splits] in the card, or the lists of the dataset",
             )
@@ -293,7 +298,7 @@ def _filled(split: Labelled) -> Labelled:
         twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise InputError(
             "DATA-FORMAT",
-            f"{split.name} lists an image twice",
+            f"{split.name} lists an item twice",
             found=printable(twice),
             fix="names and keys must be unique within a task",
         )
@@ -304,7 +309,9 @@ def _rule_notes(card: Card, rules: SplitRules, parts: Mapping[str, Part]) -> lis
     if card.splits is not None:
         return []
     used = {rules.val, rules.test, *((rules.train,) if isinstance(rules.train, str) else rules.train or ())}
-    unused = [f"{name} ({len(part.codes)} images)" for name, part in parts.items() if name not in used]
+    unused = [
+        f"{name} ({len(part.codes)} {part.items.kind})" for name, part in parts.items() if name not in used
+    ]
     carved = {role: rule for role in ("test", "val") if isinstance(rule := getattr(rules, role), Carve)}
     notes = [
         f"{role}: {rule.share:.0%} of train, selected by seed" for role, rule in carved.items() if rule.share
@@ -323,7 +330,7 @@ def readable(
     first = ""
     for i in range(len(split)):
         try:
-            split.image(i)
+            split.open(i)
         except (InputError, UnsafeError) as e:
             bad.append(i)
             first = first or e.message
@@ -331,7 +338,7 @@ def readable(
                 raise InputError(
                     "IMAGE-READ",
                     f"more than {policy} images of {split.name} cannot be read",
-                    found=[split.images.describe(j) for j in bad[:10]],
+                    found=[split.items.describe(j) for j in bad[:10]],
                     fix="replace them, or raise --on-bad-image",
                 ) from None
         if progress:

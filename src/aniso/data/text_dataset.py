@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aniso.data import sampling
+from aniso.data.padding import NOTHING
 from aniso.data.readers.texts import read_lines, read_text
 from aniso.errors import InputError, UsageError, printable
 from aniso.weights.jsontext import JsonError, parse_object
@@ -20,8 +21,6 @@ from aniso.weights.jsontext import JsonError, parse_object
 JSON_LINES = (".jsonl", ".ndjson")
 _NOT_TEXT = (".json", ".csv", ".tsv", ".parquet", ".yaml", ".yml")
 _KEYS = {"text", "prompt", "completion"}
-NOTHING = -1
-"""Stands for no token: padding, or a position without a target."""
 
 
 @final
@@ -169,3 +168,6 @@ class Padded:
 
     def finish(self, stack: Tensor) -> Tensor:
         return stack.long()
+
+    def lengths(self, items: object) -> None:
+        """All rows have one length."""

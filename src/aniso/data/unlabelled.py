@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aniso.classes import ClassList
-from aniso.data.images import FileImages, NamelessImages
+from aniso.data.images import FileImages
+from aniso.data.items import NamelessItems
 from aniso.data.readers.naming import IMAGE_SUFFIXES, is_hidden, natural, some, suffix
 from aniso.data.readers.safe_paths import Links
 from aniso.data.splits import Labelled, Unlabelled
@@ -46,7 +47,7 @@ def unlabelled_images(
         )
     if len(split) < len(class_list):
         notes.append(f"{len(split)} images for {len(class_list)} classes: some classes cannot occur")
-    return Unlabelled(split.name, class_list, NamelessImages(split.images)), tuple(notes)
+    return Unlabelled(split.name, class_list, NamelessItems(split.items)), tuple(notes)
 
 
 def _refused(error: OSError) -> None:

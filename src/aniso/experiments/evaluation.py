@@ -82,6 +82,7 @@ class LabelledEvaluation(Evaluation):
             predictions = _predict(session, result.model_for(name), split, result.head)
             scores[name] = score(split, predictions)
             notes += accuracy(predictions, split).notes
+            notes += session.encoder.transforms.notes(split.items, split.name)
         metrics = Metrics(accuracy=scores)
         if self.out_of_domain:
             metrics = metrics.with_values(out_of_domain=self._out_of_domain(session, result))

@@ -71,7 +71,8 @@ def evaluate(
     progress = progress_or_default(progress)
     head = head or encoder_of(model).class_weights(split.classes, progress=progress)
     found = predict(model, split, head=head, batch_size=batch_size, workers=workers, progress=progress)
-    return accuracy(found, split, notes=head.notes)
+    cut = encoder_of(model).transforms.notes(split.items, split.name)
+    return accuracy(found, split, notes=(*head.notes, *cut))
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def predict(
     cache: FeatureCache | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """Return the predicted class of every image of a split, in order."""
+    """Return the predicted class of every item of a split, in order."""
     _require_labelled(split)
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, progress=progress)
@@ -111,7 +112,7 @@ def predict(
 
 
 def accuracy(predictions: Tensor, split: Labelled, notes: tuple[str, ...] = ()) -> Accuracy:
-    """Return the accuracy of predictions for the images of a split, in order."""
+    """Return the accuracy of predictions for the items of a split, in order."""
     classes = len(split.classes)
     pairs = torch.tensor(split.labels) * classes + predictions
     confusion = torch.bincount(pairs, minlength=classes**2).view(classes, classes)  # true x predicted class
@@ -125,7 +126,7 @@ def _require_labelled(split: object) -> None:
     if not isinstance(split, Labelled) or not len(split):
         raise UsageError(
             "DATA-SPLIT",
-            "accuracy needs a split with labels and at least one image",
+            "accuracy needs a split with labels and at least one item",
             found=printable(split),
             fix="task.test, or another labelled split",
         )
@@ -148,12 +149,12 @@ def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
 
 
 def _one_class(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
-    """A warning if every image is predicted to be of one class: features have collapsed."""
+    """A warning if every item is predicted to be of one class: features have collapsed."""
     predicted = (confusion.sum(0) > 0).sum()
     if int(predicted) > 1 or int((confusion.sum(1) > 0).sum()) < 2:
         return ()
     name = split.classes.names[int(confusion.sum(0).argmax())]
-    return (f"warning: {split.name}: every image is predicted to be '{printable(name, 40)}'",)
+    return (f"warning: {split.name}: every item is predicted to be '{printable(name, 40)}'",)
 
 
 def _require_same_classes(head: Classifier, split: Labelled) -> None:
@@ -174,7 +175,7 @@ def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
     if bad:
         raise NumericalError(
             "LEARN-NONFINITE",
-            f"the features of {len(bad)} images of {split.name} are NaN or infinite",
-            first=split.images.describe(start + bad[0]),
+            f"the features of {len(bad)} {split.item_kind} of {split.name} are NaN or infinite",
+            first=split.items.describe(start + bad[0]),
             fix="look for coefficients or weights that are too large: aniso coefficients show",
         )

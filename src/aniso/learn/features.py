@@ -1,20 +1,21 @@
-"""Features of images, and a cache of them on disk that is valid only while nothing has changed."""
+"""Features of items, and a cache of them on disk that is valid only while nothing has changed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition
-from aniso.data import Batches, Split, content_hash
+from aniso.data import Batches, Split, by_length, content_hash
 from aniso.errors import AnisoError
-from aniso.learn.unwrap import encoder_of
+from aniso.learn.unwrap import encoder_of, require_items
 from aniso.models import Encoder
 from aniso.progress import ProgressCallback, progress_or_default
 from aniso.vectors import Bank
@@ -25,10 +26,11 @@ from aniso.weights.fingerprint import combined_hash, tensor_hash
 
 _VERSION = "2"
 _LIMIT = 2 << 30  # bytes on disk
+_BY_LENGTH = 64  # texts of similar length at once: a tenth of the tokens is padding, at 256 it is a third
 
 
 def feature_identity(model: nn.Module) -> dict[str, str]:
-    """Return hashes of everything a model's features depend on, beside the images.
+    """Return hashes of everything a model's features depend on, beside the items.
 
     These are its weights; for a composition its base, bank and coefficients.
     """
@@ -55,7 +57,7 @@ def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """Files named by a hash of everything features depend on, images included.
+    """Files named by a hash of everything features depend on, items included.
 
     Without a directory nothing is cached.
     """
@@ -125,9 +127,9 @@ def features(
     cache: FeatureCache | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """Return features as a tensor views x images x width, not normalised.
+    """Return features as a tensor views x items x width, not normalised.
 
-    Random transforms depend on (seed, view, image) alone.
+    Random transforms depend on (seed, view, item) alone.
     """
     cache = cache or FeatureCache(None)
     key = "" if cache.directory is None else _key(model, split, view, views, seed)
@@ -158,22 +160,37 @@ def iterate_features(
     batch_size: int = 256,
     workers: int = 0,
 ) -> Iterator[Tensor]:
-    """Yield the features of one view of every image, in order, a batch at a time."""
+    """Yield the features of one view of every item, in order, a batch at a time.
+
+    Texts are computed in order of their length, so that little is padding, and yielded in the split's order.
+    """
     encoder = encoder_of(model)
+    require_items(encoder, split)
     device = next(iter(encoder.parameters())).device
     before = model.training
     model.eval()
     try:
         transform = getattr(encoder.transforms, view)
-        for batch in Batches(split, transform, size=batch_size, seed=seed, epoch=number, workers=workers):
-            yield model(batch.images.to(device))
+        order = by_length(split, transform)
+        size = batch_size if order is None else min(batch_size, _BY_LENGTH)
+        batches = Batches(split, transform, size=size, seed=seed, epoch=number, workers=workers, order=order)
+        pieces = (model(batch.inputs.to(device)) for batch in batches)
+        yield from pieces if order is None else _in_order(pieces, order, batch_size)
     finally:
         model.train(before)
 
 
+def _in_order(pieces: Iterator[Tensor], order: list[int], size: int) -> Iterator[Tensor]:
+    """Yield features that were computed in another order in that of the split."""
+    computed = torch.cat(list(pieces))
+    place = torch.empty(len(order), dtype=torch.long)
+    place[order] = torch.arange(len(order))
+    yield from torch.split(computed[place.to(computed.device)], size)
+
+
 def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> str:
     encoder = encoder_of(model)
-    pixels = asdict(encoder.transforms.pixels)
+    transforms = json.dumps(encoder.transforms.identity(), sort_keys=True)
     drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"
-    own = {"pictures": content_hash(split), "pixels": str(pixels), "view": drawn, "version": _VERSION}
+    own = {"pictures": content_hash(split), "transforms": transforms, "view": drawn, "version": _VERSION}
     return combined_hash({**feature_identity(model), "config": encoder.config_words, **own})

@@ -6,7 +6,7 @@ from torch import nn
 
 from aniso.compose import Composition, FactorModel
 from aniso.data import Split, TextDataset
-from aniso.errors import UsageError
+from aniso.errors import InputError, UsageError, printable
 from aniso.learn.heads import Classifier, Head, RestrictedHead
 from aniso.models import Encoder, LanguageModel, Wrapped
 
@@ -49,9 +49,22 @@ def head_for(model: nn.Module, split: Split | TextDataset, own: Head | None = No
     """
     if isinstance(split, TextDataset):
         return None
+    require_items(encoder_of(model), split)
     if own is None:
         return encoder_of(model).class_weights(split.classes)
     return own if own.names == split.classes.names else RestrictedHead(own, split.classes.names)
+
+
+def require_items(encoder: Encoder, split: Split) -> None:
+    """Raise if a split holds other items than the encoder takes."""
+    if split.item_kind != encoder.transforms.kind:
+        raise InputError(
+            "DATA-ITEM",
+            f"'{printable(encoder.name)}' does not take the items of {printable(split.name)}",
+            found=split.item_kind,
+            expected=encoder.transforms.kind,
+            fix="use a sentence encoder for texts, and a CLIP or an image classifier for images",
+        )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -103,6 +103,12 @@ IMAGE_CLASSIFIER = Loader(
     ),
 )
 
+SENTENCE_ENCODER = Loader(
+    "sentence encoder",
+    "a BERT-like model of transformers, with the pooling that sentence-transformers stores",
+    (_row("AutoModel", "bert camembert distilbert mpnet roberta xlm-roberta"),),
+)
+
 CAUSAL = _row(
     "AutoModelForCausalLM",
     "afmoe apertus arcee bart bert bert-generation big_bird bigbird_pegasus biogpt bitnet blenderbot "

@@ -1,11 +1,13 @@
-"""An image encoder with its text tower, preprocessing, block layout and fingerprint."""
+"""An encoder of images or texts with what the method needs: class weights, views, layout, fingerprint."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, final
 
 import torch
@@ -39,15 +41,60 @@ class Tokens(Protocol):
         ...
 
 
+class Views(Protocol):
+    """The views of one model: how its items become inputs, for evaluation and for training."""
+
+    @property
+    def kind(self) -> str:
+        """The items that the model takes: images or texts."""
+        ...
+
+    def identity(self) -> JsonObject:
+        """Everything the views depend on, as JSON-serialisable data."""
+        ...
+
+    def notes(self, items: Any, name: str) -> tuple[str, ...]:
+        """Return what a user should know about items as this model reads them."""
+        ...
+
+    @property
+    def eval(self) -> Any: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def few_shot(self) -> Any: ...
+    @property
+    def strong(self) -> Any: ...
+
+
+@final
+class FrozenNetwork:
+    """A copy of the base's network that nothing composes into and nothing trains."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network.eval().requires_grad_(False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of its weights."""
+        state = self.network.state_dict()
+        return combined_hash({key: tensor_hash(tensor.cpu()) for key, tensor in state.items()})
+
+
 @dataclass(frozen=True)
 class Family:
     """How to compute features with the networks of one library."""
 
-    image: Callable[[Any, Tensor], Tensor]
+    item: Callable[[Any, Tensor], Tensor]
+    """Features of a batch of inputs: images or tokens."""
     text: Callable[[Any, Tensor], Tensor] | None = None
     tokens: Tokens | None = None
     own_head: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
     own_classes: tuple[str, ...] = ()
+    frozen: FrozenNetwork | None = None
+    """The network for ``text``, if the encoder's own is not frozen: a sentence encoder trains it."""
+    logit_scale: float = 1.0
+    """What cosines are multiplied by, if the network has no logit scale of its own."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Family:
         return self  # immutable
@@ -55,9 +102,10 @@ class Family:
 
 @final
 class Encoder(Wrapped):
-    """A network whose forward pass returns image features; ``load_model`` makes one.
+    """A network whose forward pass gives features of images or of texts.
 
-    The text tower, if there is one, is frozen and not part of task vectors::
+    What class weights are made with is frozen and part of no task vector: the text tower of a CLIP, or a copy
+    of a sentence encoder as it was loaded::
 
         model = load_model("mini")
         features = model(model.transforms.eval.finish(pixels))
@@ -66,20 +114,25 @@ class Encoder(Wrapped):
     """
 
     def __init__(
-        self, name: str, network: nn.Module, family: Family, pixels: Pixels, config: ModelConfig | None = None
+        self,
+        name: str,
+        network: nn.Module,
+        family: Family,
+        views: Pixels | Views,
+        config: ModelConfig | None = None,
     ) -> None:
+        """``views`` are how items become inputs; for images, their size and normalisation are enough."""
         super().__init__(name, network, config)
         self.family = family
-        self.transforms = Transforms(pixels)
+        self.transforms: Views = Transforms(views) if isinstance(views, Pixels) else views
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return image features, not normalised, of preprocessed images."""
-        return self.family.image(self._network, images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features, one row per input; inputs are what ``transforms`` has finished."""
+        return self.family.item(self._network, inputs)
 
     def identity(self) -> JsonObject:
-        """Return hashes of the weights and the text tower, and the preprocessing, as JSON data."""
-        pixels = asdict(self.transforms.pixels)
-        return {"model": self.fingerprint, "text": self.text_fingerprint, "pixels": pixels}
+        """Everything the model's outputs depend on: weights, class weights and views."""
+        return {"model": self.fingerprint, "text": self.text_fingerprint, **self.transforms.identity()}
 
     @property
     def config_words(self) -> str:
@@ -89,9 +142,9 @@ class Encoder(Wrapped):
 
     @property
     def logit_scale(self) -> float:
-        """The factor by which cosine similarities are multiplied."""
-        scale = self._parameters.get("logit_scale")
-        return math.exp(float(scale)) if scale is not None else 1.0
+        """What cosines are multiplied by."""
+        found = self._parameters.get("logit_scale")
+        return math.exp(float(found)) if found is not None else self.family.logit_scale
 
     # text
 
@@ -111,11 +164,12 @@ class Encoder(Wrapped):
                 f"'{self.name}' has no text tower",
                 fix="use a complete CLIP as the base, or a classifier with its own head",
             )
-        device = next(self.parameters()).device
+        network = self._network if self.family.frozen is None else self.family.frozen.network
+        device = next(network.parameters()).device
         rows, cut = [], []
         for start in range(0, len(texts), _TEXTS):
             ids, short = self.family.tokens(texts[start : start + _TEXTS])
-            rows.append(self.family.text(self._network, ids.to(device)).float().cpu())
+            rows.append(self.family.text(network, ids.to(device)).float().cpu())
             cut += [start + i for i in short]
             if progress:
                 progress("class weights", min(start + _TEXTS, len(texts)), len(texts))
@@ -169,14 +223,16 @@ class Encoder(Wrapped):
     def _text_words(self) -> dict[str, str]:
         """Yield hashes of the text tower; not cached, because tensors can be changed in place unnoticed."""
         assert self.family.tokens is not None
+        words = {"tokens": self.family.tokens.fingerprint, "config": self.config_words}
+        if self.family.frozen is not None:
+            views = json.dumps(self.transforms.identity(), sort_keys=True)
+            scale = str(self.family.logit_scale)
+            return {**words, "text": self.family.frozen.fingerprint, "views": views, "scale": scale}
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
         tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
-        return {
-            "text": combined_hash({key: tensor_hash(t.cpu()) for key, t in tensors.items()}),
-            "tokens": self.family.tokens.fingerprint,
-            "config": self.config_words,
-        }
+        hashes = {key: tensor_hash(t.cpu()) for key, t in tensors.items()}
+        return {**words, "text": combined_hash(hashes)}
 
     def _own_rows(self, classes: ClassList) -> ClassWeights:
         """Return the rows of the classifier's own head in the task's order, matched by name."""

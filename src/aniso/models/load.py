@@ -1,4 +1,4 @@
-"""``load_model``: an image encoder from a name, a directory or a hub id."""
+"""Load an encoder by name, from a directory or from the hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.models import classifier, hugging_face, open_clip
+from aniso.models import classifier, hugging_face, open_clip, sentence_encoder
 from aniso.models.encoder import Encoder
 from aniso.models.loading import require_activation
 from aniso.weights import Ref
@@ -17,15 +17,15 @@ MINI = "mini"
 
 
 def load_model(name: str | Path, weights: Ref | None = None, *, activation: str | None = None) -> Encoder:
-    """Load an image encoder.
+    """Return an encoder of images or texts, with its class weights, views, layout and fingerprint.
 
-    ``name`` is an open_clip architecture, a directory or hub id of a CLIP or an image classifier,
-    ``timm:NAME``, or ``mini``, the bundled small model. ``weights`` is a tag of open_clip, a file, a
-    directory or a hub id; default: those of the directory. ``activation`` (``quick_gelu`` or ``gelu``) is
-    needed where the files do not name it. Everything is read as data; no code from a repository is run::
+    ``name`` is an open_clip architecture (``ViT-B-32`` with ``weights="openai"``), a directory or hub id of a
+    CLIP, of an image classifier or of a sentence encoder, ``timm:NAME``, or ``mini``, the small model that
+    comes along. ``weights`` is a tag, a file, a directory or a hub id; without it, those of the directory.
+    Everything is read as data; no code from a model's repository is ever run::
 
         model = load_model("ViT-B-32", weights="openai")
-        model = load_model("openai/clip-vit-base-patch32")
+        model = load_model("sentence-transformers/all-MiniLM-L6-v2")
     """
     require_activation(activation)
     text = str(name)
@@ -87,6 +87,8 @@ def list_models() -> tuple[str, ...]:
 def _directory(path: Path, name: str, weights: Ref | None, activation: str | None) -> Encoder:
     if (path / "open_clip_config.json").is_file():
         return open_clip.load_directory(path, name, weights, activation)
+    if sentence_encoder.recognises(path):
+        return sentence_encoder.load_directory(path, name, weights)
     if not (path / "config.json").is_file():
         raise InputError(
             "MODEL-NAME",

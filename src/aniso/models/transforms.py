@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ class _View:
         mean = torch.tensor(self.pixels.mean).view(3, 1, 1) * 255
         std = torch.tensor(self.pixels.std).view(3, 1, 1) * 255
         return pixels.float().sub_(mean).div_(std)
+
+    def lengths(self, items: object) -> None:
+        """All images have one size."""
 
 
 @final
@@ -125,6 +128,16 @@ class Transforms:
     """The views of one model."""
 
     pixels: Pixels
+    kind: ClassVar[str] = "images"
+    """The items that the model takes."""
+
+    def identity(self) -> JsonObject:
+        """Everything the views depend on, as JSON-serialisable data."""
+        return {"pixels": asdict(self.pixels)}
+
+    def notes(self, items: object, name: str) -> tuple[str, ...]:
+        """Return what a user should know about items as this model reads them: nothing, for images."""
+        return ()
 
     @cached_property
     def eval(self) -> Whole:

@@ -10,6 +10,7 @@ from aniso.vectors.delta import Delta, Dense, LowRank, Packed
 from aniso.vectors.packing import Packing, Storage
 from aniso.vectors.provenance import BaseInfo, Provenance
 from aniso.vectors.random_bases import random_bases
+from aniso.vectors.sparse_rows import SparseRows
 from aniso.vectors.task_vector import TaskVector
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Dense",
     "LowRank",
     "Packed",
+    "SparseRows",
     "Packing",
     "Storage",
 ]

@@ -40,6 +40,7 @@ class Kind(StrEnum):
     NORM = "norm"
     EMBEDDING = "embedding"
     PROJECTION = "projection"
+    POOLER = "pooler"
     OTHER = "weight"
     BUFFER = "buffer"
     STATISTIC = "running statistic"
@@ -279,6 +280,7 @@ def _outside_kind(name: str) -> Kind:
 _NORM = re.compile(r"(^|[._])(ln|norm|bn|layer_?norm|layrnorm|batch_?norm)\w*(\.|_|\d|$)", re.IGNORECASE)
 _KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"embed|\bwte\b|\bwpe\b|shared\.weight", re.IGNORECASE), Kind.EMBEDDING),
+    (re.compile(r"(^|\.)pooler\."), Kind.POOLER),
     (re.compile(r"attn|attention|[._][qkvo](_proj)?\.", re.IGNORECASE), Kind.ATTENTION),
     (re.compile(r"mlp|fc\d?\b|ffn|feed_forward|dense|\bw[io](_\d)?\b", re.IGNORECASE), Kind.MLP),
     (re.compile(r"proj|head", re.IGNORECASE), Kind.PROJECTION),

@@ -1,4 +1,4 @@
-"""Conversion of CLIP checkpoints between the names of open_clip and Hugging Face, bit for bit."""
+"""Checkpoints written as files and directories; CLIPs under the names of open_clip or Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aniso.vectors.block_source import require_model
 from aniso.vectors.clip_config import clip_config
 from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
 from aniso.weights import SafetensorsWriter, WeightSource, header_room
-from aniso.weights.atomic import atomic_directory, atomic_file, require_space, write_text
+from aniso.weights.atomic import atomic_directory, atomic_file, require_space
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
 
@@ -33,11 +33,25 @@ TOKENIZER = (
     "processor_config.json",
 )
 """Files of a model directory that preprocessing and tokenising need, beside weights and configuration."""
-_BESIDE = (*TOKENIZER, "README.md", "coefficients.safetensors")
+SENTENCE = "sentence-transformers"
+"""A directory under the source's own names, whose configuration comes with it in ``Extras``."""
+_BESIDE = (
+    *TOKENIZER,
+    "README.md",
+    "coefficients.safetensors",
+    "vocab.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling",
+)
 _OURS = re.compile(
     r"(open_clip_)?(model\.safetensors|config\.json)|" + "|".join(re.escape(name) for name in _BESIDE)
 )
-_FILES = {"open_clip": "open_clip_model.safetensors", "huggingface": "model.safetensors"}
+_FILES = {
+    "open_clip": "open_clip_model.safetensors",
+    "huggingface": "model.safetensors",
+    SENTENCE: "model.safetensors",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ def convert(
     by default. Returns notes; raises if a tensor has no name in the other library.
     """
     extras = extras or Extras()
-    if to not in ("safetensors", *_TARGETS):
+    if to not in ("safetensors", *_TARGETS) and not (to == SENTENCE and "config.json" in extras.files):
         raise UsageError(
             "USAGE",
             f"cannot convert to '{to}'",
@@ -89,17 +103,21 @@ def convert(
             "OUT-EXISTS", f"'{printable(out)}' holds the input", found=inside[0], fix="name another directory"
         )
     require_space(out, source.nbytes)
+    if to in ("safetensors", SENTENCE):
+        plan, files = Conversion({n: partial(source.read, n) for n in source.tensors}, ()), extras.files
     if to == "safetensors":
-        plan = Conversion({n: partial(source.read, n) for n in source.tensors}, ())
         _write(out, plan, dtype, progress, extras.metadata, overwrite=overwrite)
         return (*source.info.notes, *plan.notes)
-    plan = renamed(source, to)
-    config, notes = clip_config(source, to, activation)
+    notes: list[str] = []
+    if to != SENTENCE:
+        plan = renamed(source, to)
+        config, notes = clip_config(source, to, activation)
+        name = "config.json" if to == "huggingface" else "open_clip_config.json"
+        files = {name: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(), **extras.files}
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
         _write(unfinished / _FILES[to], plan, dtype, progress, extras.metadata)
-        name = "config.json" if to == "huggingface" else "open_clip_config.json"
-        write_text(unfinished / name, json.dumps(config, indent=2, sort_keys=True) + "\n")
-        for name, content in extras.files.items():
+        for name, content in files.items():
+            (unfinished / name).parent.mkdir(exist_ok=True)
             with atomic_file(unfinished / name) as small:
                 small.stream.write(content)
     return (*source.info.notes, *plan.notes, *notes)

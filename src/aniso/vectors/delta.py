@@ -57,6 +57,10 @@ class Delta(ABC):
         """True if the delta, whose norm is given, changes nothing."""
         return norm == 0
 
+    def without_exact(self) -> Delta:
+        """Return the difference alone: exact values belong to the base that it was made of."""
+        return self
+
     def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
         """Return ``base + coefficient * self`` as a new float32 tensor; 0 gives the base bit for bit."""
         out = base.to(torch.float32, copy=True)
@@ -104,6 +108,9 @@ class Dense(Delta):
     def vanishes(self, norm: float) -> bool:
         # a block in which only signs of zero changed has exact values and no norm
         return norm == 0 and self.exact is None
+
+    def without_exact(self) -> Dense:
+        return Dense(self.values)
 
     def applied_to(self, base: Tensor, coefficient: float) -> Tensor:
         out = super().applied_to(base, coefficient)

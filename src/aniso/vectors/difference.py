@@ -12,11 +12,12 @@ from aniso.vectors._matching.key_edits import KeyEdits
 from aniso.vectors._matching.key_matching import match_blocks
 from aniso.vectors._matching.plausibility import check_plausible
 from aniso.vectors.adapter import adapter_cells
-from aniso.vectors.block import Block, Layout
+from aniso.vectors.block import Block, Kind, Layout
 from aniso.vectors.block_source import BlockSource, short_label
 from aniso.vectors.delta import Delta, difference
 from aniso.vectors.naming import PLAIN
 from aniso.vectors.provenance import BaseInfo, Provenance
+from aniso.vectors.sparse_rows import sparse_rows
 from aniso.weights import PeftAdapter, WeightSource
 from aniso.weights.files import Progress
 
@@ -79,7 +80,8 @@ def _from_model(
     pairs, notes = match_blocks(base, tuned, edits)
 
     def cell(mine: Block, theirs: Block) -> Delta:
-        return difference(base.read_as_base(mine), tuned.read(theirs))
+        found = difference(base.read_as_base(mine), tuned.read(theirs))
+        return sparse_rows(found) if mine.kind is Kind.EMBEDDING else found
 
     source = tuned.source
     dtypes = {mine.name: tuned.dtype_of(theirs) for mine, theirs in pairs}

@@ -20,7 +20,7 @@ from aniso.vectors._files.segment_writer import write_segment
 from aniso.vectors._matching.key_edits import KeyEdits
 from aniso.vectors.block import Block, Layout, Place, tied_names
 from aniso.vectors.block_source import BlockSource
-from aniso.vectors.delta import Delta, Dense
+from aniso.vectors.delta import Delta
 from aniso.vectors.difference import Cells, Difference, NormCheck, difference_between
 from aniso.vectors.provenance import BaseInfo, Provenance
 from aniso.weights import Ref, SafetensorsFile, open_weights
@@ -351,8 +351,8 @@ class TaskVector:
         values = base.read(place.block)
         if place.block.name in self:
             delta = self[place.block.name]
-            if isinstance(delta, Dense) and not exact:
-                delta = Dense(delta.values)
+            if not exact:
+                delta = delta.without_exact()
             values = delta.applied_to(values, coefficient)
         part = place.part
         rows = values[part.start : part.stop] if place.block.shape else values

@@ -21,7 +21,7 @@ _JSON_LIMIT = 16 << 20  # an index of 100,000 tensors
 _WHOLE = ("model.safetensors", "open_clip_model.safetensors")
 _PICKLED = ("pytorch_model.bin", "open_clip_pytorch_model.bin")
 _SHARDED = {"model.safetensors.index.json": ".safetensors", "pytorch_model.bin.index.json": ".bin"}
-_ASKS_FOR_CODE = (
+ASKS_FOR_CODE = (
     "auto_map", "trust_remote_code", "_target_", "_attn_implementation_internal", "custom_pipelines",
 )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, list[str]]:
 
 
 def _not_followed(config: JsonObject, name: str) -> tuple[tuple[str, ...], list[str]]:
-    ignored = tuple(sorted({key for key in _keys(config) if key in _ASKS_FOR_CODE}))
+    ignored = tuple(sorted({key for key in _keys(config) if key in ASKS_FOR_CODE}))
     return ignored, [f"{name} fields not followed: {', '.join(ignored)}"] if ignored else []
 
 

@@ -22,7 +22,15 @@ class JsonError(ValueError):
 
 
 def parse_object(data: bytes, *, largest: int = _LARGEST, most_values: int = _MOST_VALUES) -> JsonObject:
-    """Parse the JSON object in ``data``.
+    """Return the JSON object in ``data``; see ``parse_value`` for what is refused."""
+    value = parse_value(data, largest=largest, most_values=most_values)
+    if not isinstance(value, dict):
+        raise JsonError(f"a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def parse_value(data: bytes, *, largest: int = _LARGEST, most_values: int = _MOST_VALUES) -> object:
+    """Return the JSON value in ``data``: an object, a list, a text, a number, true, false or null.
 
     Duplicate keys, NaN, infinity, integers beyond the range of a float, halves of surrogate pairs, deep
     nesting, and texts of more than ``largest`` bytes or ``most_values`` values raise ``JsonError``; sizes are
@@ -45,8 +53,6 @@ def parse_object(data: bytes, *, largest: int = _LARGEST, most_values: int = _MO
         raise
     except ValueError as e:
         raise JsonError(str(e)) from None
-    if not isinstance(value, dict):
-        raise JsonError(f"a JSON {type(value).__name__}, not an object")
     _check_values(value, texts=_SURROGATE.search(data) is not None)
     return value
 

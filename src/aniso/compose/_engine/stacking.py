@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aniso.compose._engine.delta_stack import DeltaStack, DenseStack, PackedStack
 from aniso.compose._engine.low_rank_stack import LowRankStack, stacked_factors
-from aniso.vectors import Delta, Dense, LowRank, Packed
+from aniso.compose._engine.sparse_stack import SparseStack
+from aniso.vectors import Delta, Dense, LowRank, Packed, SparseRows
 
 
 def stack_deltas(deltas: Mapping[str, Delta], row_of: Mapping[str, int]) -> list[DeltaStack]:
@@ -27,7 +28,7 @@ def _kind(delta: Delta) -> object:
         return ("dense", delta.values.dtype)
     if isinstance(delta, Packed):
         return ("packed", delta.packing, None if delta.mean is None else delta.mean.data_ptr())
-    return "low-rank"
+    return "sparse" if isinstance(delta, SparseRows) else "low-rank"
 
 
 def _stack(vectors: tuple[int, ...], deltas: list[Delta]) -> DeltaStack:
@@ -46,6 +47,9 @@ def _stack(vectors: tuple[int, ...], deltas: list[Delta]) -> DeltaStack:
             None if first.mean is None else first.mean.reshape(-1),
             torch.tensor([d.factor for d in packed], dtype=torch.float64),
         )
+    sparse = [d for d in deltas if isinstance(d, SparseRows)]
+    if sparse:
+        return SparseStack.of(vectors, sparse)
     low_rank = [d for d in deltas if isinstance(d, LowRank)]
     shape = low_rank[0].shape
     rows = shape[0] if shape else 1

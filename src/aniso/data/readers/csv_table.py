@@ -1,4 +1,4 @@
-"""A table of paths and labels as text."""
+"""Tables as CSV or TSV: a column of image paths, or of texts, and one of labels."""
 
 from __future__ import annotations
 
@@ -20,24 +20,30 @@ from aniso.data.readers.texts import read_class_card, read_text
 from aniso.errors import AnisoError, InputError, printable
 from aniso.registry import READERS
 
-_PATHS = ("path", "file", "filename", "image", "filepath", "file_name")
-_LABELS = ("label", "class", "target", "category")
-_SUFFIXES = (".csv", ".tsv")
+ITEMS = {
+    "path": ("path", "file", "filename", "image", "filepath", "file_name"),
+    "text": ("text", "sentence", "review", "content", "question", "utterance"),
+}
+"""The usual names of columns, by what they hold."""
+LABELS = ("label", "class", "target", "category")
+SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
-class _Row:
-    path: str
+class TableRow:
+    """A row of a table: an image's path or a text, and its label, both as written."""
+
+    item: str
     label: str
     part: str
     where: str
 
 
 @dataclass(frozen=True)
-class _Columns:
+class TableColumns:
     """The positions of the columns."""
 
-    path: int
+    item: int
     label: int
     split: int | None
     unused: tuple[str, ...]
@@ -53,38 +59,38 @@ class CsvReader(Reader):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            return any(_is_table(table) for table in _tables_in(path))
-        return path.is_file() and path.suffix.lower() in _SUFFIXES
+            return any(is_table(table) for table in _tables_in(path))
+        return path.is_file() and path.suffix.lower() in SUFFIXES
 
     def read(self, root: Path, settings: Mapping[str, object]) -> Reading:
         """Read paths, which are relative to the table's directory, and labels."""
         given.require_known(settings, "path", "label", "split", "parts")
         files, notes = _tables(root)
-        rows: list[_Row] = []
+        rows: list[TableRow] = []
         for part, file in files.items():
-            found, columns = _rows(file, part, settings)
+            found, columns = table_rows(file, part, settings)
             rows += found
             if columns.unused:
                 notes.append(f"columns of {printable(file.name)} not used: {some(columns.unused)}")
-        grouped, left_out = given.select_parts(_by_part(rows), settings)
+        grouped, left_out = given.select_parts(by_part(rows), settings)
         base = root if root.is_dir() else root.parent
         return _reading(base, grouped, [*notes, *left_out])
 
 
-def _is_table(path: Path) -> bool:
-    """True if a file's first line names a column of paths and one of labels."""
-    if path.suffix.lower() not in _SUFFIXES:
+def is_table(path: Path, item: str = "path") -> bool:
+    """True if a file's first line names a column of paths (or texts) and one of labels."""
+    if path.suffix.lower() not in SUFFIXES:
         return False
     try:
         with path.open(encoding="utf-8-sig", newline="") as f:
-            return _columns(path, f.readline(1 << 16), {}) is not None
+            return _columns(path, f.readline(1 << 16), {}, item) is not None
     except (OSError, UnicodeDecodeError, AnisoError):
         return False
 
 
 def _tables_in(root: Path) -> list[Path]:
     """Return the tables in a directory."""
-    names = sorted(p for p in root.iterdir() if p.suffix.lower() in _SUFFIXES and not is_hidden(p.name))
+    names = sorted(p for p in root.iterdir() if p.suffix.lower() in SUFFIXES and not is_hidden(p.name))
     return [path for path in names if path.is_file()]
 
 
@@ -119,12 +125,15 @@ def _tables(root: Path) -> tuple[dict[str, Path], list[str]]:
 # rows
 
 
-def _rows(file: Path, part: str, settings: Mapping[str, object]) -> tuple[list[_Row], _Columns]:
+def table_rows(
+    file: Path, part: str, settings: Mapping[str, object], item: str = "path"
+) -> tuple[list[TableRow], TableColumns]:
+    """Return the rows of a table, with the positions of its columns; ``item`` is path or text."""
     content = read_text(file)
     header = next(iter(content[: 1 << 16].splitlines()), "")
-    columns = _columns(file, header, settings)
+    columns = _columns(file, header, settings, item)
     if columns is None:
-        raise _no_columns(file, header)
+        raise _no_columns(file, header, item)
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=columns.delimiter, strict=True)
     label = printable(file)
     try:
@@ -136,7 +145,7 @@ def _rows(file: Path, part: str, settings: Mapping[str, object]) -> tuple[list[_
     if wrong:
         raise _malformed(file, wrong)
     if not lines:
-        raise InputError("DATA-EMPTY", f"'{label}' has no rows", fix="add a line for every image")
+        raise InputError("DATA-EMPTY", f"'{label}' has no rows", fix="add a line for every item")
     rows = [_row(cells, where, columns, part) for cells, where in lines]
     without_split = [row.where for row in rows if not row.part]
     if without_split:
@@ -144,31 +153,31 @@ def _rows(file: Path, part: str, settings: Mapping[str, object]) -> tuple[list[_
     return rows, columns
 
 
-def _row(cells: Sequence[str], where: str, columns: _Columns, part: str) -> _Row:
+def _row(cells: Sequence[str], where: str, columns: TableColumns, part: str) -> TableRow:
     if columns.split is not None:
         split = cells[columns.split].strip()
         part = known_part(split) or split
-    return _Row(cells[columns.path].strip(), cells[columns.label].strip(), part, where)
+    return TableRow(cells[columns.item].strip(), cells[columns.label].strip(), part, where)
 
 
-def _columns(file: Path, header: str, settings: Mapping[str, object]) -> _Columns | None:
+def _columns(file: Path, header: str, settings: Mapping[str, object], item: str) -> TableColumns | None:
     for delimiter in ("\t",) if file.suffix.lower() == ".tsv" else (",", ";", "\t"):
         try:
             cells = next(csv.reader([header], delimiter=delimiter), [])
         except csv.Error:
             continue
         names = [cell.strip() for cell in cells]
-        path = _find(names, settings, "path", _PATHS)
-        label = _find(names, settings, "label", _LABELS)
+        place = _find(names, settings, item, ITEMS[item])
+        label = _find(names, settings, "label", LABELS)
         split = _find(names, settings, "split", ("split",))
         if (
-            path is not None
+            place is not None
             and label is not None
-            and path != label
+            and place != label
             and (split is not None) >= ("split" in settings)
         ):
-            unused = tuple(name for i, name in enumerate(names) if i not in (path, label, split))
-            return _Columns(path, label, split, unused, delimiter)
+            unused = tuple(name for i, name in enumerate(names) if i not in (place, label, split))
+            return TableColumns(place, label, split, unused, delimiter)
     return None
 
 
@@ -182,19 +191,19 @@ def _find(
     return next((lower.index(name) for name in standard if name in lower), None)
 
 
-def _by_part(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
-    found: dict[str, list[_Row]] = {}
+def by_part(rows: Sequence[TableRow]) -> dict[str, list[TableRow]]:
+    found: dict[str, list[TableRow]] = {}
     for row in rows:
         found.setdefault(row.part, []).append(row)
     return in_order(found)
 
 
-def _reading(base: Path, parts: Mapping[str, list[_Row]], notes: list[str]) -> Reading:
+def _reading(base: Path, parts: Mapping[str, list[TableRow]], notes: list[str]) -> Reading:
     below = Below(base)
     paths: dict[str, list[str]] = {}
     columns: dict[str, Column] = {}
     for part, rows in parts.items():
-        named = [below.name(row.path, row.where) for row in rows]
+        named = [below.name(row.item, row.where) for row in rows]
         kept = once(named, [row.label for row in rows], lambda i, rows=rows: rows[i].where)  # type: ignore[misc]
         if len(kept) < len(rows):
             notes.append(f"{part}: {len(rows) - len(kept):,} repeated lines ignored")
@@ -207,19 +216,21 @@ def _reading(base: Path, parts: Mapping[str, list[_Row]], notes: list[str]) -> R
     return Reading(images, tuple(notes), prompts=card.prompts)
 
 
-def _column(rows: Sequence[_Row]) -> Column:
+def _column(rows: Sequence[TableRow]) -> Column:
     return Column([row.label for row in rows], lambda i: rows[i].where)
 
 
 # errors
 
 
-def _no_columns(file: Path, header: str) -> InputError:
+def _no_columns(file: Path, header: str, item: str) -> InputError:
+    what = "texts" if item == "text" else "texts or image paths"
+    usual = [*ITEMS["text"], *(ITEMS["path"] if item == "path" else ())]
     return InputError(
         "DATA-FORMAT",
-        f"'{printable(file)}' has no column of image paths, or none of labels",
+        f"'{printable(file)}' has no column of {what}, or none of labels",
         found=printable(header.strip()) or "an empty line",
-        expected=f"a first line with a column of {', '.join(_PATHS)} and one of {', '.join(_LABELS)}",
+        expected=f"a first line with a column of {', '.join(usual)} and one of {', '.join(LABELS)}",
         fix="name the columns in the first line, or in the task's card",
     )
 

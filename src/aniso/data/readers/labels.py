@@ -103,7 +103,7 @@ def _refuse(wrong: Sequence[str], expected: str) -> None:
 
 
 def once(paths: Sequence[str], names: Sequence[str], where: Callable[[int], str]) -> list[int]:
-    """Return the rows to keep so that no image repeats; an image with two labels is an error."""
+    """Return the rows to keep so that no item repeats; an item with two labels is an error."""
     first: dict[str, int] = {}
     wrong = []
     for i, path in enumerate(paths):
@@ -116,9 +116,9 @@ def once(paths: Sequence[str], names: Sequence[str], where: Callable[[int], str]
     if wrong:
         raise InputError(
             "DATA-LABEL",
-            f"{len(wrong):,} images have more than one label",
+            f"{len(wrong):,} items have more than one label",
             found=first_few(wrong),
-            expected="one class for each image",
+            expected="one class for each item",
             fix="keep one of the lines",
         )
     return list(first.values())

@@ -102,12 +102,12 @@ def _table(path: Path, settings: Mapping[str, object]) -> _Table:
         groups = _groups(path, metadata, image, field)
         _require_images(path, groups)
         key = given.text(settings, "key", "key")
-        keys = _keys(path, file, key) if key in schema.names else None
-        labels, counted = _labels(path, file, label)
+        keys = read_keys(path, file, key) if key in schema.names else None
+        labels, counted = read_labels(path, file, label)
         rows = sum(group.rows for group in groups)
         if not rows == len(labels) == len(labels if keys is None else keys):
             raise format_error(path, f"{rows:,} rows, {len(labels):,} labels", "a label for each row")
-        return _Table(tuple(groups), tuple(labels), counted, keys, _schema_names(path, schema, label))
+        return _Table(tuple(groups), tuple(labels), counted, keys, schema_names(path, schema, label))
 
 
 def _require_columns(path: Path, schema: Any, wanted: Sequence[str]) -> None:
@@ -117,8 +117,9 @@ def _require_columns(path: Path, schema: Any, wanted: Sequence[str]) -> None:
             "DATA-FORMAT",
             f"'{printable(path)}' has no column {some(missing)}",
             found=some(f"{field.name} ({field.type})" for field in schema),
-            expected="image (struct of bytes and path), label",
-            fix='name the columns in the task\'s card: [reader] image = "...", label = "..."',
+            expected="image (struct of bytes and path) and label; for texts: text and label",
+            fix='name the columns in the task\'s card: [reader] image = "...", label = "..."; '
+            'for texts: [reader] kind = "text_table", text = "...", label = "..."',
         )
 
 
@@ -173,11 +174,11 @@ def _require_images(path: Path, groups: Sequence[RowGroup]) -> None:
             raise _only_paths(path, groups[first].column)
 
 
-def _labels(path: Path, file: Any, name: str) -> tuple[list[str], bool]:
+def read_labels(path: Path, file: Any, name: str) -> tuple[list[str], bool]:
     """Labels as text, and whether they are whole numbers."""
     import pyarrow as pa
 
-    column = _column_of(file, name)
+    column = read_column(file, name)
     kind = column.type
     if column.null_count:
         _refuse_labels(path, column, lambda value: value is None, "no label")
@@ -191,7 +192,7 @@ def _labels(path: Path, file: Any, name: str) -> tuple[list[str], bool]:
     return [], False
 
 
-def _column_of(file: Any, name: str) -> Any:
+def read_column(file: Any, name: str) -> Any:
     import pyarrow as pa
 
     column = file.read(columns=[name], use_threads=False).column(0)
@@ -210,15 +211,15 @@ def _refuse_labels(path: Path, column: Any, wrong: Callable[[Any], bool], what: 
         )
 
 
-def _keys(path: Path, file: Any, name: str) -> tuple[str, ...]:
-    keys = _column_of(file, name).to_pylist()
+def read_keys(path: Path, file: Any, name: str) -> tuple[str, ...]:
+    keys = read_column(file, name).to_pylist()
     wrong = [f"row {i}: {printable(key)}" for i, key in enumerate(keys) if not isinstance(key, (str, int))]
     if wrong:
         raise format_error(path, f"column '{name}': {some(wrong)}", "texts or whole numbers")
     return tuple(map(str, keys))
 
 
-def _schema_names(path: Path, schema: Any, label: str) -> tuple[str, ...] | None:
+def schema_names(path: Path, schema: Any, label: str) -> tuple[str, ...] | None:
     """Return the class names that Hugging Face's ``datasets`` writes into the schema."""
     raw = (schema.metadata or {}).get(b"huggingface")
     if raw is None:

@@ -20,6 +20,8 @@ class ClassCard:
 
     classes: tuple[str, ...] | None = None
     prompts: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()
+    """One phrase per class, which prompts are filled with."""
 
 
 def read_bytes(path: Path, largest: int = _LARGEST) -> bytes:
@@ -68,10 +70,20 @@ def read_class_card(directory: Path) -> ClassCard:
         fields = read_json(card, 16 << 20)
         listed = fields.get("classes")
         classes = None if listed is None else distinct(_strings(card, "classes", listed), card)
-        return ClassCard(classes, _strings(card, "prompts", fields.get("prompts", [])))
+        prompts = _strings(card, "prompts", fields.get("prompts", []))
+        return ClassCard(classes, prompts, _descriptions(card, fields, classes))
     if lines.is_file():
         return ClassCard(distinct(tuple(line for line, _ in read_lines(lines)), lines))
     return ClassCard()
+
+
+def _descriptions(card: Path, fields: JsonObject, classes: tuple[str, ...] | None) -> tuple[str, ...]:
+    found = _strings(card, "descriptions", fields.get("descriptions", []))
+    if found and len(found) != len(classes or ()):
+        raise _unreadable(
+            card, f"{len(found)} descriptions", f"one for each of the {len(classes or ())} classes"
+        )
+    return found
 
 
 def distinct(classes: tuple[str, ...], source: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.data import Batch
+from aniso.data import Batch, cat_padded
 from aniso.learn._training.companions import Companions
 from aniso.learn._training.trainable import Trainable
 from aniso.learn.heads import Classifier
@@ -75,7 +75,7 @@ class Forward:
             return ()
         half = self._dtype is not None
         with torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=half):
-            features = self._model(torch.cat(views).to(self._device)).float()
+            features = self._model(cat_padded(views).to(self._device)).float()
         return torch.split(features, [len(view) for view in views])
 
 

@@ -22,6 +22,7 @@ from aniso.vectors._files.segment_format import (
     READABLE,
     CellRecord,
     Index,
+    RowsRecord,
     TermRecord,
     metadata,
 )
@@ -29,6 +30,7 @@ from aniso.vectors.block import Block, Layout
 from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Packed, Term
 from aniso.vectors.packing import Packing
 from aniso.vectors.provenance import BaseInfo, Provenance
+from aniso.vectors.sparse_rows import SparseRows
 from aniso.weights import SafetensorsFile, TensorInfo
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import RawFile
@@ -60,7 +62,7 @@ class Segment:
         )
         self._present: list[dict[str, None]] = [{} for _ in index.vectors]
         for name, cell in index.cells.items():
-            for i in (*cell.dense, *(t.vector for t in cell.terms)):
+            for i in cell.vectors:
                 self._present[i][name] = None
         self.base = BaseInfo(index.base.label, index.base.content, index.base.activation, index.base.norms)
 
@@ -121,6 +123,10 @@ class Segment:
         if i in cell.dense:
             names = (f"{block}|codes", f"{block}|scales", f"{block}|mean") if cell.packed else (block,)
             return sum(tensors[n].nbytes for n in names if n in tensors) // len(cell.dense)
+        for own in cell.rows:
+            if own.vector == i:
+                rows = [tensors[f"{block}|rows.{what}"] for what in ("index", "value")]
+                return sum(own.count * info.nbytes // max(1, info.shape[0]) for info in rows)
         ranks = [(t.rank, t.group) for t in cell.terms if t.vector == i]
         pairs = [(rank, tensors[f"{block}|{f}.{g}"]) for rank, g in ranks for f in "AB"]
         return sum(rank * info.nbytes // info.shape[0] for rank, info in pairs)
@@ -139,6 +145,9 @@ class Segment:
         terms = [t for t in cell.terms if t.vector in wanted]
         if terms:
             out |= self._read_factors(block, terms)
+        out |= {
+            r.vector: self._read_rows(block, cell, r, exact=exact) for r in cell.rows if r.vector in wanted
+        }
         return {i: out[i] for i in sorted(out)}
 
     def _read_dense(
@@ -159,12 +168,12 @@ class Segment:
         for k in range(stop - start):
             yield start + k, Dense(values[k], _slice(missed, start + k, numel))
 
-    def _exact(self, block: str, numel: int) -> Exact | None:
-        """Read the exact values of all vectors; ``numel`` is the number of elements they may point to."""
-        if f"{block}|exact.index" not in self._file.tensors:
+    def _exact(self, block: str, numel: int, mark: str = "|") -> Exact | None:
+        """Exact values of all vectors; ``numel`` is the number of elements they may point to."""
+        if f"{block}{mark}exact.index" not in self._file.tensors:
             return None
-        index = self._verified.read(f"{block}|exact.index")
-        value = self._verified.read(f"{block}|exact.value")
+        index = self._verified.read(f"{block}{mark}exact.index")
+        value = self._verified.read(f"{block}{mark}exact.value")
         fits = (
             (index.dtype, value.dtype) == (torch.int64, torch.float32)
             and index.shape == value.shape == (index.numel(),)
@@ -193,6 +202,21 @@ class Segment:
                 found[t.vector] = (*found.get(t.vector, ()), Term(b[rows].T, a[rows], t.scale, t.start))
         return {i: LowRank(shape, own) for i, own in found.items()}
 
+    def _read_rows(self, block: str, cell: CellRecord, own: RowsRecord, *, exact: bool) -> Delta:
+        shape, last = self.layout.by_name[block].shape, own.first + own.count
+        rows = self._verified.read_rows(f"{block}|rows.index", own.first, last)
+        values = self._verified.read_rows(f"{block}|rows.value", own.first, last)
+        if not (int(rows[0]) >= 0 and int(rows[-1]) < shape[0] and bool((rows[1:] > rows[:-1]).all())):
+            raise InputError(
+                "VECTOR-FILE",
+                f"'{self._file.label}' has rows without a place",
+                key=block,
+                fix="build it again",
+            )
+        width, total = values.shape[1], sum(r.count for r in cell.rows)
+        missed = self._exact(f"{block}|rows", total * width, ".") if exact else None
+        return SparseRows(shape, rows, values, _between(missed, own.first * width, last * width))
+
     def _check(self) -> None:
         """Raise unless the index describes exactly the tensors in the file."""
         index = self.index
@@ -219,9 +243,11 @@ class Segment:
     def _part_starts(self, name: str) -> Sequence[int]:
         """Return the first row of every part of a tensor."""
         block, _, what = name.partition("|")
-        if what in ("mean", "exact.index", "exact.value"):
+        if what == "mean" or what.endswith(("exact.index", "exact.value")):
             return (0,)
         cell = self.index.cells.get(block, CellRecord())
+        if what.startswith("rows."):
+            return [own.first for own in cell.rows]
         if what[:2] in ("A.", "B."):
             return sorted(term.first for term in cell.terms if str(term.group) == what[2:])
         return range(len(cell.dense))
@@ -229,7 +255,7 @@ class Segment:
     def _check_cell(self, block: Block, cell: CellRecord) -> set[str]:
         """Return the names of a cell's tensors; raises unless their shapes and dtypes are as expected."""
         count, tensors = len(self.index.vectors), self._file.tensors
-        for i in (*cell.dense, *(t.vector for t in cell.terms)):
+        for i in cell.vectors:
             if not 0 <= i < count:
                 raise ValueError(f"block {block.name} names vector {i} of {count}")
         expected = self._expected(block, cell)
@@ -240,16 +266,18 @@ class Segment:
         factors = {f"{block.name}|{f}.{t.group}" for t in cell.terms for f in "AB"}
         for term in cell.terms:
             self._check_term(block, term)
-        exact = {f"{block.name}|exact.index", f"{block.name}|exact.value"} & set(tensors)
-        return set(expected) | factors | exact
+        kinds = ("|", "|rows.") if cell.rows else ("|",)
+        exact = {f"{block.name}{kind}exact.{what}" for kind in kinds for what in ("index", "value")}
+        return set(expected) | factors | (exact & set(tensors))
 
     def _expected(self, block: Block, cell: CellRecord) -> dict[str, TensorInfo]:
         """Return shape and dtype ("F" for any float) of a cell's dense or packed tensors."""
         n, name = len(cell.dense), block.name
+        rows = self._expected_rows(block, cell)
         if not cell.dense:
-            return {}
+            return rows
         if not cell.packed:
-            return {name: TensorInfo("F", (n, *block.shape))}
+            return {name: TensorInfo("F", (n, *block.shape)), **rows}
         packing = self.index.storage.packing
         if packing is None:
             raise ValueError(f"block {name} is packed in storage {self.index.storage}")
@@ -259,7 +287,19 @@ class Segment:
         }
         if self.index.storage.has_mean:
             out[f"{name}|mean"] = TensorInfo("BF16", block.shape)
-        return out
+        return {**out, **rows}
+
+    def _expected_rows(self, block: Block, cell: CellRecord) -> dict[str, TensorInfo]:
+        """Shape and dtype of the tensors of changed rows, whose records must follow each other."""
+        total = 0
+        for own in cell.rows:
+            if own.first != total or own.count < 1 or len(block.shape) != 2 or self.index.schema_version < 3:
+                raise ValueError(f"the changed rows of block {block.name} do not fit")
+            total += own.count
+        if not total:
+            return {}
+        index, value = TensorInfo("I64", (total,)), TensorInfo("F32", (total, block.shape[1]))
+        return {f"{block.name}|rows.index": index, f"{block.name}|rows.value": value}
 
     def _check_term(self, block: Block, term: TermRecord) -> None:
         rows, columns = block.matrix_shape
@@ -287,7 +327,7 @@ def _require_intact(file: SafetensorsFile, text: bytes, recorded: str | None) ->
     found = hashlib.sha256(text).hexdigest()
     if schema is None or schema not in map(str, READABLE):
         raise ValueError(f"schema {schema}, this version reads {', '.join(map(str, READABLE))}")
-    if file.metadata != metadata(found) or recorded not in (None, found):
+    if file.metadata != metadata(found, int(schema)) or recorded not in (None, found):
         raise InputError(
             "FILE-HASH",
             f"'{file.label}' is damaged, or is not the file of its bank",
@@ -307,11 +347,16 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
 
 
 def _slice(exact: Exact | None, row: int, numel: int) -> Exact | None:
-    """Return the entries of one vector; entries are sorted by vector."""
+    """The entries of one vector; entries are sorted by vector."""
+    return _between(exact, row * numel, (row + 1) * numel)
+
+
+def _between(exact: Exact | None, start: int, stop: int) -> Exact | None:
+    """The entries from ``start`` on and before ``stop``, counted from ``start``."""
     if exact is None:
         return None
-    bounds = torch.tensor([row * numel, (row + 1) * numel], dtype=exact.index.dtype)
+    bounds = torch.tensor([start, stop], dtype=exact.index.dtype)
     first, last = torch.searchsorted(exact.index, bounds).tolist()
     if first == last:
         return None
-    return Exact(exact.index[first:last] - row * numel, exact.value[first:last])
+    return Exact(exact.index[first:last] - start, exact.value[first:last])

@@ -8,9 +8,12 @@ bank may be larger than memory. For a block ``B`` the file holds
 * ``B|exact.index``, ``B|exact.value``: tuned values that base + delta would miss by a rounding;
 * ``B|A.n`` and ``B|B.n``: the low-rank factors of all vectors, concatenated along the rank
   (``B`` transposed), one pair for each number of rows and dtype that occurs;
+* ``B|rows.index``, ``B|rows.value``: numbers and differences of the rows that changed, for deltas in which
+  most rows did not (a vocabulary), all vectors concatenated; ``B|rows.exact.index`` and ``.value`` as above;
 
-and a last tensor, ``aniso.index``, JSON that lists where each vector is, with a checksum of every part
-(``checksums.py``). Its own sha256 is in the file's metadata. Schema 1 had no checksums.
+and a last tensor, ``aniso.index``, that says in JSON which vector is where, with a checksum of every part
+(``checksums.py``). Its own sha256 is in the file's metadata. Schema 1 had no checksums. Schema 3 is
+schema 2 with rows; files without rows are still written as schema 2.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ from aniso.vectors.block import Kind
 from aniso.vectors.packing import Storage
 
 SCHEMA = 2
-READABLE = (1, SCHEMA)
+SCHEMA_WITH_ROWS = 3
+READABLE = (1, SCHEMA, SCHEMA_WITH_ROWS)
 INDEX = "aniso.index"
 FORMAT = "aniso vectors"
 
 
-def metadata(index_sha256: str) -> dict[str, str]:
-    """Return the metadata of a file that this version writes."""
-    return {"format": FORMAT, "schema": str(SCHEMA), "index": index_sha256}
+def metadata(index_sha256: str, schema: int = SCHEMA) -> dict[str, str]:
+    """The metadata of a file that this version writes."""
+    return {"format": FORMAT, "schema": str(schema), "index": index_sha256}
 
 
 class _Strict(BaseModel):
@@ -85,6 +89,14 @@ class TermRecord(_Strict):
     scale: float
 
 
+class RowsRecord(_Strict):
+    """The changed rows of one vector: entries ``first : first + count`` of the block's rows."""
+
+    vector: int
+    first: int
+    count: int
+
+
 class CellRecord(_Strict):
     """The deltas of one block in the file."""
 
@@ -92,6 +104,12 @@ class CellRecord(_Strict):
     """Indices of the vectors in the order in which they are stacked."""
     packed: bool = False
     terms: tuple[TermRecord, ...] = ()
+    rows: tuple[RowsRecord, ...] = ()
+
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        """The vectors that have a delta here; a low-rank one once for each of its terms."""
+        return (*self.dense, *(t.vector for t in self.terms), *(r.vector for r in self.rows))
 
 
 class Index(_Strict):

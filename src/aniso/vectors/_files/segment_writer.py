@@ -16,11 +16,13 @@ from aniso.vectors._files.checksums import PartWriter
 from aniso.vectors._files.segment_format import (
     INDEX,
     SCHEMA,
+    SCHEMA_WITH_ROWS,
     BaseRecord,
     BlockRecord,
     CellRecord,
     Index,
     ProvenanceRecord,
+    RowsRecord,
     TermRecord,
     VectorRecord,
     metadata,
@@ -29,6 +31,7 @@ from aniso.vectors.block import Block, Layout
 from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Term
 from aniso.vectors.packing import GROUP, SMALL, Packing, Storage, pack, unpack
 from aniso.vectors.provenance import BaseInfo, Provenance
+from aniso.vectors.sparse_rows import SparseRows
 from aniso.weights import SafetensorsWriter, header_room
 from aniso.weights.atomic import HashedStream
 from aniso.weights.dtypes import NAMES
@@ -88,11 +91,17 @@ def write_segment(
                 measured[i].kept.append(block.name)
     index = _index(kind, layout, vectors, cells, measured)
     index = index.model_copy(update={"checksums": writer.checksums})
-    text = index.model_dump_json().encode()
+    text = _as_json(index)
     file.add(INDEX, torch.frombuffer(bytearray(text), dtype=torch.uint8))
     sha256 = hashlib.sha256(text).hexdigest()
-    file.finish(metadata(sha256))
+    file.finish(metadata(sha256, index.schema_version))
     return Written(index, sha256)
+
+
+def _as_json(index: Index) -> bytes:
+    """The index; without rows it is that of schema 2, which older versions read."""
+    left_out = {"cells": {"__all__": {"rows"}}} if index.schema_version == SCHEMA else None
+    return index.model_dump_json(exclude=left_out).encode()
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,8 @@ class Written:
     sha256: str
 
 
-_NAME_ENDS = ("", "|codes", "|scales", "|mean", "|exact.index", "|exact.value",
+_NAME_ENDS = ("", "|rows.index", "|rows.value", "|rows.exact.index", "|rows.exact.value",
+              "|codes", "|scales", "|mean", "|exact.index", "|exact.value",
               *(f"|{factor}.{group}" for factor in "AB" for group in range(8)))  # fmt: skip
 
 
@@ -133,7 +143,7 @@ def _index(
         records.append(VectorRecord(name=vector.name, norms=kept, relative_error=total, origin=record))
     base = common_base(vectors)
     return Index(
-        schema_version=SCHEMA,
+        schema_version=SCHEMA_WITH_ROWS if any(cell.rows for cell in cells.values()) else SCHEMA,
         storage=storage,
         scheme=layout.scheme,
         base=BaseRecord(
@@ -175,6 +185,7 @@ class _BlockWriter:
         self.record = CellRecord()
         self._dense: list[int] = []
         self._factored: list[tuple[int, LowRank]] = []
+        self._sparse: list[tuple[int, SparseRows]] = []
 
     def write(self, vectors: Sequence[VectorLike]) -> None:
         present = [(i, v) for i, v in enumerate(vectors) if self.block.name in v]
@@ -187,7 +198,10 @@ class _BlockWriter:
             self._stack_packed(present, self.packing, mean)
         terms = self._write_factors()
         packed = self.packing is not None and bool(self._dense)
-        self.record = CellRecord(dense=tuple(self._dense), packed=packed, terms=tuple(terms))
+        rows = self._write_rows()
+        self.record = CellRecord(
+            dense=tuple(self._dense), packed=packed, terms=tuple(terms), rows=tuple(rows)
+        )
 
     def _visit(self, i: int, vector: VectorLike, write: Callable[[int, Dense], None]) -> None:
         """Pass a dense delta to ``write``; collect a low-rank one, drop one that is zero.
@@ -203,13 +217,16 @@ class _BlockWriter:
         if isinstance(delta, LowRank):
             self._factored.append((i, delta))
             return
+        if isinstance(delta, SparseRows):
+            self._sparse.append((i, delta))
+            return
         self._dense.append(i)
         write(i, delta if isinstance(delta, Dense) else Dense(delta.dense()))
 
     @property
     def kept(self) -> set[int]:
         """The vectors that have a cell in this block."""
-        return {*self._dense, *(i for i, _ in self._factored)}
+        return {*self._dense, *(i for i, _ in self._factored), *(i for i, _ in self._sparse)}
 
     def _stack(self, present: list[tuple[int, VectorLike]]) -> None:
         dtype = self.storage.dtype if self.block.numel > SMALL else torch.float32
@@ -323,6 +340,24 @@ class _BlockWriter:
                 self._add_parts(f"{self.block.name}|{factor}.{group}", [p.to(dtype) for p in pieces], shape)
         return sorted(records, key=lambda r: r.vector)
 
+    def _write_rows(self) -> list[RowsRecord]:
+        """Write the rows of sparse deltas, in 32 bits in every storage: they are few."""
+        if not self._sparse:
+            return []
+        name, width = f"{self.block.name}|rows", self.block.matrix_shape[1]
+        records, exact, first = [], [], 0
+        for i, delta in self._sparse:
+            records.append(RowsRecord(vector=i, first=first, count=len(delta.rows)))
+            if delta.exact is not None and self.storage is Storage.FP32:
+                exact.append(Exact(delta.exact.index + first * width, delta.exact.value))
+            first += len(delta.rows)
+        self._add_parts(f"{name}.index", [delta.rows for _, delta in self._sparse], (first,))
+        self._add_parts(f"{name}.value", [delta.values.float() for _, delta in self._sparse], (first, width))
+        if exact:
+            self.writer.add(f"{name}.exact.index", torch.cat([e.index for e in exact]))
+            self.writer.add(f"{name}.exact.value", torch.cat([e.value for e in exact]))
+        return records
+
     def _add_parts(self, name: str, parts: Sequence[Tensor], shape: tuple[int, ...]) -> None:
         """Write a tensor whose parts are all in memory."""
         self.writer.begin(name, NAMES[parts[0].dtype])
@@ -333,8 +368,8 @@ class _BlockWriter:
 
 
 def _added(total: Tensor, delta: Delta) -> bool:
-    """Add a delta to ``total`` if it will be packed; returns whether it will be."""
-    if isinstance(delta, LowRank) or delta.vanishes(delta.norm()):
+    """Add a delta that will be packed to ``total``; says whether it is one."""
+    if isinstance(delta, LowRank | SparseRows) or delta.vanishes(delta.norm()):
         return False
     total += delta.values if isinstance(delta, Dense) else delta.dense()
     return True
