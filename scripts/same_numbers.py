@@ -96,7 +96,7 @@ def _if_trained(options: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, .
 
 def run(out: Path) -> None:
     """Run every cell in this process and write what came out."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import torch
 
     torch.set_num_threads(1)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import runs
+
 from aniso import Composition, CrossEntropy
 from aniso.cli import main
 

@@ -10,7 +10,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 import runs
 
 FILES = {

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import colours
 import pytest
 import torch
 from torch import Tensor, nn
 
-import colours
 from aniso.data import Labelled
 from aniso.errors import StoppedError
 from aniso.learn import CrossEntropy, Schedule, fit, selection

@@ -6,9 +6,9 @@ import hashlib
 import json
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import BlockSource, TaskVector
 from aniso.weights import TensorMap, open_weights, save_safetensors
 from aniso.weights.files import RawFile

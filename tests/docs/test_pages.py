@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
-import torch
-import typer
-
-import aniso as library
 import language
 import pictures
+import pytest
 import runs
 import tiny
+import torch
+import typer
 from adapters import random_adapter
+
+import aniso as library
 from aniso.cli.app import app
 from aniso.data import read_examples
 from aniso.data.card import read_card

@@ -6,13 +6,13 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-import torch
-
 import language
 import pictures
+import pytest
 import tiny
+import torch
 from adapters import random_adapter
+
 from aniso import Coefficients
 from aniso.errors import EXPLANATIONS
 from aniso.weights import save_safetensors

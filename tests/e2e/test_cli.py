@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank, TaskVector
 from aniso.weights import save_safetensors
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.weights import open_weights, save_safetensors
 
 

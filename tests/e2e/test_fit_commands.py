@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
-import pytest
-import torch
-
 import pictures
+import pytest
 import runs
+import torch
+from watch import contents
+
 from aniso.compose import Coefficients
 from aniso.experiments.record import rounded
 from aniso.experiments.strict_yaml import as_yaml, parse_yaml
 from aniso.models import load_model
 from aniso.vectors import Bank
-from watch import contents
 
 
 @pytest.fixture(scope="module")

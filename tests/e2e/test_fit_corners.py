@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+import runs
 import torch
 
-import runs
 from aniso.compose import Coefficients
 from aniso.models import Encoder
 

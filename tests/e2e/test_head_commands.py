@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
+import tiny
 import torch
 from PIL import Image
 
-import runs
-import tiny
 from aniso.cli import main
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.record import rounded

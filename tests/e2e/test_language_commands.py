@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import language
 import pytest
 import torch
 
-import language
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.data import read_examples
 from aniso.learn import LanguageLoss, Schedule, Trainable, evaluate_lm, fit, text_dataset

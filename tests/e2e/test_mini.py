@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pictures
 import pytest
 import torch
 
-import pictures
 from aniso.classes import ClassList
 from aniso.compose import Composition, Linearised, Partition
 from aniso.models import load_model, mini_directory

@@ -11,11 +11,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-
 import runs
 import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from watch import contents
+
 from aniso.compose import Coefficients
 from aniso.data import load_task
 from aniso.experiments.record import rounded
@@ -25,7 +26,6 @@ from aniso.learn.selection import gradient as by_gradient
 from aniso.models import load_model
 from aniso.vectors import Bank, TaskVector
 from aniso.weights import save_safetensors
-from watch import contents
 
 Aniso = Callable[..., Any]
 Done = Callable[..., Any]

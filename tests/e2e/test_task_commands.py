@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pictures
 import pytest
+import tiny
 from PIL import Image
 
-import pictures
-import tiny
 from aniso.weights import save_safetensors
 
 

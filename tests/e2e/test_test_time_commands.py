@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import torch
 from safetensors.torch import load_file, save_file
+from watch import contents
 
-import runs
 from aniso.compose import Coefficients
 from aniso.data import load_task, unlabelled_images
 from aniso.errors import InputError
@@ -24,7 +25,6 @@ from aniso.experiments.strict_yaml import as_yaml, parse_yaml
 from aniso.learn import evaluate
 from aniso.learn._training.loop import Loop
 from aniso.models import load_model
-from watch import contents
 
 Aniso = Callable[..., Any]
 Done = Callable[..., Any]

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-
 import sentences
+import torch
 
 pytest.importorskip("transformers")
 

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from watch import FUZZ, no_hang, peak_below, read_all
 
 from aniso.errors import AnisoError
 from aniso.weights import SafetensorsFile, open_weights, save_safetensors
-from watch import FUZZ, no_hang, peak_below, read_all
 
 WEIGHTS = {"visual.proj": torch.arange(12.0).reshape(3, 4), "visual.bias": torch.arange(4.0)}
 

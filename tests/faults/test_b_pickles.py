@@ -28,11 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchvision.transforms import InterpolationMode
+from watch import FUZZ, no_hang, peak_below, read_all
 
 from aniso.errors import AnisoError
 from aniso.weights import open_weights
 from aniso.weights.pickle import Machine
-from watch import FUZZ, no_hang, peak_below, read_all
 
 FOUR = torch.tensor([1.0, 2.0, 3.0, 4.0])
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])

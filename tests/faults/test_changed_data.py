@@ -8,10 +8,10 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 import pictures
+import pytest
 import runs
+
 from aniso.data import ImageLists, content, content_hash, load_task
 from aniso.weights import caches
 from aniso.weights.caches import HashCache

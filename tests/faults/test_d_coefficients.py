@@ -10,11 +10,12 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+import tiny
 import torch
 from hypothesis import given
 from torch import nn
+from watch import FUZZ, no_hang, peak_below
 
-import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition, Plan, Runtime, plan
 from aniso.compose._engine import delta_store
 from aniso.compose.coefficients import FORMAT, CoefficientProvenance
@@ -23,7 +24,6 @@ from aniso.sizes import parse_bytes, show_bytes
 from aniso.vectors import Bank, BlockSource, TaskVector
 from aniso.weights import SafetensorsFile, TensorMap, save_safetensors
 from aniso.weights.files import RawFile
-from watch import FUZZ, no_hang, peak_below
 
 ALL = ["whole", "blocks", "rows", "columns", "random:3"]
 

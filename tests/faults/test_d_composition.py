@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso import Bank, Composition
 from aniso.weights import TensorMap
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank, BlockSource, KeyEdits, TaskVector
 from aniso.weights import TensorMap, save_safetensors
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 import xxhash
 
-import tiny
 from aniso.compose import Coefficients, Composition, Partition, Runtime
 from aniso.errors import AnisoError
 from aniso.vectors import Bank, TaskVector

@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank, TaskVector
 from aniso.weights import open_weights, save_safetensors
 

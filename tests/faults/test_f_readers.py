@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision import datasets
+from watch import FUZZ, contents, no_hang, peak_below
 
 from aniso.data import unlabelled_images
 from aniso.data.readers import fetch, parquet, parquet_images, read, recognise, webdataset
 from aniso.errors import AnisoError
 from aniso.weights.files import RawFile
-from watch import FUZZ, contents, no_hang, peak_below
 
 
 def encoded(number: int = 0, kind: str = "PNG") -> bytes:

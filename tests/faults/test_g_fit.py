@@ -6,8 +6,8 @@ import os
 import sys
 
 import pytest
-
 import runs
+
 from aniso.cli import main
 from aniso.cli.run_options import OutputOptions, RuntimeOptions
 from aniso.cli.setting_options import generated_options

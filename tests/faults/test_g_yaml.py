@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
+from watch import FUZZ, no_hang, peak_below
 
 from aniso.errors import UsageError
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import Document, parse_yaml, read_yaml, validated
-from watch import FUZZ, no_hang, peak_below
 
 
 class Strict(BaseModel):

@@ -18,11 +18,13 @@ from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-import pytest
-import torch
-
 import pictures
+import pytest
 import runs
+import torch
+from runs import child, until
+from watch import contents
+
 from aniso.cli.run_setting import run_setting
 from aniso.experiments import runner, session, spec
 from aniso.experiments.grid import Grid
@@ -33,8 +35,6 @@ from aniso.learn._training.training_checkpoint import TrainingCheckpoints
 from aniso.models import load_model
 from aniso.weights import open_weights, save_safetensors
 from aniso.weights.atomic import Disk, locked
-from runs import child, until
-from watch import contents
 
 KILLED, SKIPPED = 77, 78
 CALLS = ("create", "pwrite", "fsync", "replace", "mkdir", "rmdir", "exchange", "remove")

@@ -13,15 +13,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
-import aniso
 import language
+import pytest
 import sentences
 import tiny
-from aniso.weights import save_safetensors
+import torch
 from guard import HOSTILE, Report, run_guarded
+
+import aniso
+from aniso.weights import save_safetensors
 
 pytest.importorskip("open_clip")
 pytest.importorskip("transformers")

@@ -11,9 +11,9 @@ import sys
 import time
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso import TaskVector
 from aniso.classes import ClassList
 from aniso.models import load_model

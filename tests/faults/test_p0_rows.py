@@ -10,10 +10,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 import runs
 import tiny
+import torch
+
 from aniso.compose import Coefficients
 from aniso.models import load_model
 from aniso.weights import save_safetensors

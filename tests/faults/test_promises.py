@@ -13,20 +13,20 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-import torch
-
 import language
 import pictures
+import pytest
 import runs
 import tiny
+import torch
+from runs import child, until
+
 from aniso.cli import _user_error
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.vectors import Bank
 from aniso.vectors._files import segment_writer
 from aniso.weights import save_safetensors
 from aniso.weights.files import RawFile
-from runs import child, until
 
 ADAPTERS, DESCRIPTORS = 150, 64
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank
 from aniso.weights import atomic, save_safetensors, temporary
 from aniso.weights.atomic import atomic_directory, atomic_file, sweep, write_text

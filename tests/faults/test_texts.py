@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import language
+import pytest
 import tiny
 from adapters import random_adapter
+
 from aniso.data import TextDataset, read_examples
 from aniso.data.text_dataset import Example
 from aniso.learn import LanguageLoss, evaluate_lm, text_dataset

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import language
 import pytest
+import tiny
 import torch
 
-import language
-import tiny
 from aniso.classes import ClassList
 from aniso.models import load_language_model, load_model, loading
 from aniso.models.architectures import CLIP, IMAGE_CLASSIFIER, LANGUAGE_MODEL, SENTENCE_ENCODER

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank, BlockSource, Kind, Layout, TaskVector
 from aniso.vectors.convert import convert
 from aniso.weights import TensorMap, open_weights, save_safetensors

@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
+import tiny
 import torch
+from adapters import language_models, random_adapter
 from torch import nn
 
-import naive
-import tiny
-from adapters import language_models, random_adapter
 from aniso.compose import Coefficients, Composition, Partition, merge_adapters
 from aniso.compose.lora.merged_adapter import _CONV1D_LAYERS, _CONV1D_MODELS
 from aniso.vectors import Bank, LowRank

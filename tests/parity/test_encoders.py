@@ -9,9 +9,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso import Bank, Composition, Layout, Partition, TaskVector
 from aniso.classes import ClassList
 from aniso.models import load_model

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
 import tiny
+import torch
 from adapters import language_models, random_adapter
+
 from aniso.vectors import Bank, LowRank, TaskVector
 from aniso.vectors.block import Layout
 from aniso.weights import TensorMap, open_weights

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+import sentences
 import torch
 
-import sentences
 from aniso.classes import ClassList
 from aniso.compose import Baked, Composition, Partition
 from aniso.errors import InputError

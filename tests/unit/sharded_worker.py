@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny
+
 from aniso import Bank, Composition, Partition, Runtime
 
 SAMPLES = 4

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor
+from watch import contents
 
-import tiny
 from aniso.classes import ClassList
 from aniso.data import Labelled
 from aniso.data.images import ArrayImages
@@ -25,7 +26,6 @@ from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank, BlockSource, Dense, LowRank, TaskVector, load_adapter_directory
 from aniso.weights import save_safetensors
-from watch import contents
 
 Refused = Callable[..., AbstractContextManager[Any]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import colours
 import pytest
+import tiny
 import torch
 
-import colours
-import tiny
 from aniso.classes import ClassList
 from aniso.compose import Coefficients, Partition
 from aniso.data import Labelled

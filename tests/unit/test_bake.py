@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso import Bank, Composition, Partition
 from aniso.compose import Baked
 from aniso.vectors import BlockSource

@@ -7,9 +7,9 @@ import json
 import multiprocessing
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.vectors import Bank, BlockSource, Dense, LowRank, Provenance, TaskVector
 from aniso.vectors._files.manifest import manifest_checksum
 from aniso.vectors.delta import Term

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import pictures
 import pytest
 import torch
 
-import pictures
 from aniso.data import Batches, load_task
 from aniso.models.transforms import Pixels, Transforms
 

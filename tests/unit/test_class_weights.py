@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso.classes import DEFAULT_PROMPTS, ClassList
 from aniso.models import ClassWeights, WeightsCache, load_model
 from aniso.models.head import of_prompts

@@ -6,11 +6,11 @@ import dataclasses
 
 import hypothesis.strategies as st
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-import tiny
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import CoefficientProvenance

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import naive
 import pytest
+import tiny
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import naive
-import tiny
 from aniso.compose import Composition, Partition, Runtime, plan
 from aniso.compose._engine import block_partition, delta_stack, delta_store, weight_buffer
 from aniso.compose._layers.cached_linear import CachedLinear

@@ -8,13 +8,13 @@ import itertools
 import pickle
 import weakref
 
+import naive
 import pytest
+import tiny
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import naive
-import tiny
 from aniso.compose import Composition, Partition, Runtime
 from aniso.compose._engine.weight_buffer import WeightBuffer
 from aniso.compose._layers.layer_weight import LayerWeight

@@ -2,11 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import naive
 import pytest
 import torch
 from torch import nn
 
-import naive
 from aniso.compose import Composition, Runtime, plan
 from aniso.compose._engine.delta_store import DeltaStore
 from aniso.vectors import Bank

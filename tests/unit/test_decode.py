@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.datasets.folder import default_loader, pil_loader
+from watch import FUZZ, peak_below
 
 from aniso.data.decode import MOST_PIXELS, decode
 from aniso.data.images import ArrayImages, CroppedImages, FileImages
 from aniso.data.items import ChosenItems
 from aniso.errors import AnisoError
-from watch import FUZZ, peak_below
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (7, 9, 4), dtype=np.uint8)

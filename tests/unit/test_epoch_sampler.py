@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import pictures
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pictures
 from aniso.data import load_task, sampling
 from aniso.data.batches import Batches, together
 from aniso.learn._training.epoch_sampler import EpochSampler

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-
 import runs
 import tiny
+import torch
 from adapters import language_models, random_adapter
+from torch import Tensor, nn
+
 from aniso.compose import Composition, FactorComposition, Partition
 from aniso.vectors import Bank
 from aniso.vectors.convert import renamed

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import colours
+import pictures
 import pytest
 import torch
 from torch import nn
 
-import colours
-import pictures
 from aniso.compose import Composition, Linearised, Partition
 from aniso.data import Task, load_task, sampling
 from aniso.learn import Trainable

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import colours
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-import colours
 from aniso.compose import Linearised, Partition
 from aniso.compose.composition import Composition
 from aniso.data import Labelled

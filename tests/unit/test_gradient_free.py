@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 
-import tiny
 from aniso.classes import ClassList
 from aniso.compose import Composition, Partition
 from aniso.data import Labelled

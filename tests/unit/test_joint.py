@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import colours
 import pytest
 import torch
+from runs import At
 from torch import Tensor
 from torch.nn import functional
 
-import colours
 from aniso.compose import Composition
 from aniso.data import Labelled
 from aniso.errors import StoppedError
@@ -23,7 +24,6 @@ from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.loop import Loop
 from aniso.learn.features import features
 from aniso.learn.heads import TipAdapter, new_head
-from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import colours
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import colours
 from aniso.learn import Best, Last, Lowest
 
 

@@ -9,15 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-
 import language
 import naive
+import pytest
+import torch
 from adapters import random_adapter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import At
+from torch import Tensor
+
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.data import Batches, TextDataset, read_examples
 from aniso.data import text_dataset as data_passages
@@ -37,7 +38,6 @@ from aniso.models import LanguageModel, language_model, load_language_model
 from aniso.records import EpochRow
 from aniso.vectors import Bank, LowRank
 from aniso.weights import save_safetensors
-from runs import At
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

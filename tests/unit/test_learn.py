@@ -7,12 +7,12 @@ import math
 import shutil
 from pathlib import Path
 
+import pictures
 import pytest
+import tiny
 import torch
 from PIL import Image, ImageChops
 
-import pictures
-import tiny
 from aniso.classes import ClassList
 from aniso.compose import Composition, Linearised, Partition, Tangent
 from aniso.data import Labelled, load_task

@@ -1,11 +1,11 @@
 """Linear layers that leave out rows without a gradient, against torch's own."""
 
+import naive
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import naive
 from aniso.compose import Composition
 from aniso.compose._layers.cached_linear import CachedLinear, GradientRows
 from aniso.vectors import Bank

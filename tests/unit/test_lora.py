@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import colours
 import pytest
+import tiny
 import torch
 
-import colours
-import tiny
 from aniso.compose import Composition, Partition
 from aniso.learn import CrossEntropy, Schedule, evaluate, fit
 from aniso.learn.lora import adapter

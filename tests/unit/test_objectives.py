@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+import colours
+import pictures
 import pytest
+import tiny
 import torch
 from torch import nn
 
-import colours
-import pictures
-import tiny
 from aniso.compose import CoefficientIndex, Partition
 from aniso.data import load_task
 from aniso.learn import CoefficientNorm, CrossEntropy, Objective

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import colours
 import pytest
 import torch
 from click.testing import CliRunner
@@ -11,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 from typer.main import get_command
 
-import colours
 from aniso.cli.app import app
 from aniso.data.card import known_card
 from aniso.errors import UsageError

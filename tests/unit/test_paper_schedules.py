@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import colours
 import pytest
 import torch
 
-import colours
 from aniso.errors import UsageError
 from aniso.experiments.settings.addition import Addition
 from aniso.experiments.settings.finetune import FineTune

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import colours
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import colours
 from aniso.data import Unlabelled
 from aniso.errors import UsageError
 from aniso.experiments.methods.coefficients import LearnedCoefficients

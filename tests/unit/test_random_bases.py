@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 
-import naive
-import tiny
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.vectors import Bank, random_bases
 from aniso.vectors._files import bank_directory, bank_features

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from torchvision import datasets
+from watch import contents
 
 from aniso.data.part import Reading
 from aniso.data.reader import Reader
@@ -32,7 +33,6 @@ from aniso.data.readers.tar_index import members
 from aniso.errors import InputError
 from aniso.registry import READERS
 from aniso.weights.files import RawFile
-from watch import contents
 
 # pictures, each of a colour of its own
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import naive
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-import naive
-import tiny
 from aniso.classes import ClassList
 from aniso.compose import Coefficients, Composition, Partition
 from aniso.data import Labelled

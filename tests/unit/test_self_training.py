@@ -10,16 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import colours
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from runs import At
 from torch import Tensor, nn
 
-import colours
-import tiny
 from aniso.classes import ClassList
 from aniso.compose import Composition, Partition
 from aniso.data import Batch, Labelled, Unlabelled
@@ -49,7 +50,6 @@ from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
 from aniso.vectors import Bank
-from runs import At
 
 Refused = Callable[..., AbstractContextManager[Any]]
 

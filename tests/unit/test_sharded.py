@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from aniso import Bank, Composition, Partition
 from aniso.weights import TensorMap
 

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import colours
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import colours
 from aniso.compose import Composition
 from aniso.data import Unlabelled
 from aniso.errors import ResourceError

@@ -203,6 +203,7 @@ def _reachable(root):
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_labels_cannot_be_reached_from_an_unlabelled_split_of_any_reader(kind, tmp_path):
     import pictures
+
     from aniso.data import load_task
 
     if kind == "folder":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import tiny
 from aniso import Bank, Composition, Linearised, Partition
 from aniso.weights import TensorMap
 

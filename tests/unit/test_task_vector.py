@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 
-import tiny
 from aniso.vectors import Bank, BlockSource, KeyEdits, Layout, TaskVector
 from aniso.weights import TensorMap, save_safetensors
 

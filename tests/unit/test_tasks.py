@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
+import pictures
 import pytest
 
-import pictures
 from aniso.data import load_task
 from aniso.data.card import known_card, known_tasks, read_card
 from aniso.errors import AnisoError

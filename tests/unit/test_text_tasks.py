@@ -7,9 +7,9 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sentences
 import torch
 
-import sentences
 from aniso.classes import ClassList
 from aniso.data import Batches, by_length, content_hash, load_task
 from aniso.data.readers import recognise

@@ -11,12 +11,12 @@ import signal
 import threading
 from dataclasses import replace
 
+import colours
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-import colours
-import tiny
 from aniso.compose import Composition, Partition
 from aniso.errors import StoppedError
 from aniso.learn import Best, CoefficientNorm, CrossEntropy, Last, Lowest, Schedule, Trainable, fit

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tiny
 from aniso.classes import ClassList
 from aniso.data import Labelled, Unlabelled
 from aniso.data.images import ArrayImages

@@ -1,7 +1,7 @@
 """Tasks: classes, prompts and splits; texts; both as batches."""
 
 from aniso.classes import ClassList
-from aniso.data.batches import Batch, Batches, by_length
+from aniso.data.batches import Batch, Batches, by_length, loader
 from aniso.data.card import known_tasks as list_tasks
 from aniso.data.content import IMAGES, ImageLists, content_hash
 from aniso.data.items import Items
@@ -23,6 +23,7 @@ __all__ = [
     "read_examples",
     "ClassList",
     "Batches",
+    "loader",
     "Batch",
     "by_length",
     "cat_padded",

@@ -106,6 +106,25 @@ class Batches:
         return Batch(views, labels, indices)
 
 
+def loader(
+    split: Split,
+    *views: View,
+    batch_size: int = 256,
+    shuffle: bool = False,
+    seed: int = 0,
+    workers: int = 0,
+) -> Batches:
+    """Return an iterable over the batches of a split, for a training loop of your own.
+
+    A batch has ``images`` (the first view), ``views``, ``labels`` and ``indices``. Random augmentation is
+    seeded by (seed, epoch, item, view), so it does not depend on the number of workers::
+
+        for batch in aniso.data.loader(task.train, model.transforms.few_shot, batch_size=32, shuffle=True):
+            loss = cross_entropy(weights.logits(model(batch.images)), batch.labels)
+    """
+    return Batches(split, *views, size=batch_size, shuffle=shuffle, seed=seed, workers=workers)
+
+
 def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tuple[Batch, ...]]:
     """Iterate over several passes of equal length in parallel, a batch of each, with the same workers.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
 
+from torch.utils.data import Dataset
+
 from aniso.classes import ClassList
 from aniso.data import sampling
 from aniso.data.items import ChosenItems, Items, NamelessItems
@@ -17,7 +19,7 @@ from aniso.errors import InputError, UsageError, printable
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Unlabelled:
+class Unlabelled(Dataset[Any]):
     """Items and the classes they may belong to, without labels and without file names.
 
     File names are left out because folders are often named after the class.
@@ -38,6 +40,9 @@ class Unlabelled:
     def item_kind(self) -> str:
         """What messages call the items: images or texts."""
         return self.items.kind
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items.open(_checked(index, len(self)))
 
     def open(self, index: int) -> Any:
         """Return an item: an RGB image, or a text."""
@@ -60,7 +65,7 @@ class Unlabelled:
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Labelled:
+class Labelled(Dataset[tuple[Any, int]]):
     """Items and, for each, the index of its class.
 
     Selections return another split::
@@ -68,6 +73,8 @@ class Labelled:
         few = task.train.shots(4, seed=0)     # 4 items per class
         part = task.train.fraction(0.25)      # a quarter of every class
         target = task.test.unlabelled()       # the same items without labels
+
+    A split is a PyTorch dataset of pairs (item, label). ``aniso.data.loader`` gives batches of tensors.
     """
 
     name: str
@@ -78,6 +85,10 @@ class Labelled:
     """train, val or test, if the split is a task's; a test split may not be learned from or selected by."""
     default_batch_size: ClassVar[int] = 256
     """The batch size for evaluation if none is given."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        place = _checked(index, len(self))
+        return self.items.open(place), self.labels[place]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -191,6 +202,13 @@ class Labelled:
             count = min(wanted, most) if most is not None else wanted
             chosen = sampling.stratified(self.ids, self.labels, count, *words)
         return self.take(chosen), self.without(chosen)
+
+
+def _checked(index: int, length: int) -> int:
+    """The place that an index means; IndexError ends a loop over a split, as over a list."""
+    if not -length <= index < length:
+        raise IndexError(f"index {index} of a split of {length} items")
+    return index % length
 
 
 def joined(name: str, splits: Sequence[Labelled]) -> Labelled:

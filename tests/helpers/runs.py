@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
+import tiny
 from PIL import Image, ImageChops
 
-import pictures
-import tiny
 from aniso.cli import main
 from aniso.record_files import RecordStore
 from aniso.vectors import Bank

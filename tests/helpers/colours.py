@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from PIL import Image, ImageChops
-
 import pictures
 import tiny
+from PIL import Image, ImageChops
+
 from aniso.compose import Composition, Partition
 from aniso.data import Task, load_task
 from aniso.models import Encoder, load_model
