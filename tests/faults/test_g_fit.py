@@ -27,7 +27,7 @@ def shelf(tmp_path_factory):
 SETTINGS_RUN = [name for name in SETTINGS.names if name != "finetune"]
 NEEDED = {
     "few-shot": ("--task", "t"),
-    "peft": ("--task", "t"),
+    "data-fraction": ("--task", "t"),
     "addition": ("--task", "t"),
     "negation": ("--target", "t", "--control", "c"),
     "test-time": ("--task", "t"),
@@ -41,11 +41,14 @@ OTHER = {
     "select": "random",
     "budget": "37",
     "head": "lpp",
+    "head_options": "momentum=0.5",
     "method": "none",
 }
 WITH = {
     "targets": ("--method", "weights", "--lora", "2"),
     "lora": ("--method", "weights"),
+    "decay": ("--method", "weights", "--linearised"),
+    "head_options": ("--head", "lpp"),
     "joint": ("--head", "tip"),
     "select": ("--budget", "2"),
     "budget": ("--select", "random"),
@@ -54,7 +57,7 @@ WITH = {
 }
 NO_SPEC = {*RuntimeOptions.model_fields, *OutputOptions.model_fields}
 ALONE = ("images", "classes", "prompts")  # in the place of a task
-FINETUNE = {"targets": ("--lora", "2")}
+FINETUNE = {"targets": ("--lora", "2"), "decay": ("--linearised",)}
 
 
 def _options(name):
@@ -104,6 +107,7 @@ def test_G3_every_key_of_the_spec_has_one_option_and_every_option_is_a_key(name)
         keys |= {*METHODS.get(method).model_fields}
     keys = keys - {"schedule"} | {*ScheduleOptions.model_fields}
     keys -= set() if "head" in keys else {"joint"}
+    keys -= set() if "linearised" in keys else {"decay"}
     assert {*options} == keys - ({"method"} if name == "finetune" else set())
     spelled = [flag for info in options.values() for flag in info.flags[-1].split("/")]
     assert len(spelled) == len(set(spelled))
@@ -119,7 +123,7 @@ def test_G3_every_option_changes_its_key(printed, name):
         place = f"schedule.{key}" if key in ScheduleOptions.model_fields else key
         after = _flat(printed(name, *needed, *_given(info, before.get(place))))
         assert before.get(place) != after[place], key
-        if key not in ("method", "objective", "joint", "lora", "targets", "online", "target", *WITH):
+        if key not in ("method", "objective", "head", "joint", "lora", "targets", "online", "target", *WITH):
             assert {k for k in after if before.get(k) != after[k]} == {place}, key
 
 

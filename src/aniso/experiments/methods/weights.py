@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, final
 
 from aniso.experiments.methods.method import TrainingMethod, training_metrics
-from aniso.experiments.options import option
+from aniso.experiments.options import OptionInfo, option
 from aniso.registry import METHODS
 from aniso.schedule import Schedule
 
@@ -35,6 +35,12 @@ class FineTunedWeights(TrainingMethod):
     )
 
     column = "fine-tuned"
+
+    @classmethod
+    def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
+        found = super().options_for(setting)
+        linearised = "linearised" in setting.model_fields
+        return found if linearised else {k: v for k, v in found.items() if k != "decay"}
 
     def default_schedule(self, setting: Setting) -> Schedule:
         return setting.fine_tuning_schedule if self.lora is None else setting.lora_schedule
