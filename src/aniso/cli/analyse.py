@@ -124,7 +124,7 @@ def disentanglement(
 
         panel = MatrixPanel(found.values, found.rows, found.columns)
         style = MatrixStyle("changed predictions, %", 0.0, 1.0, "images of", "added vector", percent=True)
-        title = f"Disentanglement error, {what}"
+        title = f"Disentanglement error, {what}: mean {found.mean_off_diagonal:.1%}"
         write_figure(out, overwrite, lambda kind: matrix_map([panel], style, title, kind=kind))
     if json:
         show.as_json(
