@@ -92,6 +92,18 @@ def _eurosat(root: Path) -> None:
             (folder / f"{i}.png").hardlink_to("one.png")
 
 
+def _analyse() -> Scope:
+    pytest.importorskip("matplotlib")
+    shelf = runs.shelf(Path("shelf"))
+    for place, name in ((shelf.model, "base"), (shelf.data, "data"), (shelf.bank, "bank")):
+        place.rename(name)
+    bank = library.Bank.load("bank").only("cars", "dtd")
+    added = library.Composition(library.load_model("base"), bank)
+    added.values.data.fill_(0.5)
+    added.coefficients.save("added.safetensors")
+    return {}
+
+
 def _banks() -> Scope:
     for name, state in _tuned(_clip(Path("base")), cars=1, mnist=2).items():
         save_safetensors(Path(f"{name}.safetensors"), state)
@@ -193,6 +205,7 @@ def _mini() -> Scope:
 
 
 FILES: dict[str, Callable[[], Scope]] = {
+    "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,
     "docs/howto/extend.md": _extend,

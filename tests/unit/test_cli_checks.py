@@ -31,6 +31,15 @@ MISTAKES = [
     "report no-such-directory -o page",
     "run no.yaml",
     "demo -o .",
+    "analyse similarity --bank nobank",
+    "analyse similarity --bank mini --by depth",
+    "analyse similarity --bank mini -o figure.pdf",
+    "analyse disentanglement --model mini --bank mini --task cifar10",
+    "analyse disentanglement --model mini --bank mini --task cifar10 --task no-such-task",
+    "analyse disentanglement --model mini --bank nobank --task cifar10 --task mnist",
+    "analyse significance --model mini --bank mini --task x=no-such-task",
+    "analyse distributions --model mini --task cifar10",
+    "analyse distributions --task cifar10 --task mnist",
 ]
 
 

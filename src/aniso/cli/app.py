@@ -8,6 +8,7 @@ import typer
 
 from aniso import __version__
 from aniso.cli import (
+    analyse,
     bake,
     bank,
     coefficients,
@@ -71,6 +72,7 @@ app.add_typer(
     name="search",
     no_args_is_help=True,
 )
+app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("convert")(convert.convert)

@@ -26,6 +26,8 @@ from rich.text import Text
 
 from aniso.errors import printable
 
+UNDEFINED = "-"
+"""Shown in place of a number that is not defined."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -152,4 +154,6 @@ def _cell(value: object) -> str:
 
 
 def _is_number(cell: str) -> bool:
+    if cell == UNDEFINED:
+        return True
     return cell.replace(",", "").replace(".", "").replace("-", "").replace("e", "").replace("%", "").isdigit()

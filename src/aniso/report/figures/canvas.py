@@ -73,6 +73,18 @@ class Canvas:
             self.axes.set_title(printable(title, 100))
 
 
+def require_matplotlib() -> None:
+    """Raise an error that names the optional extra unless matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "MODEL-LIBRARY",
+            "figures need matplotlib, which is not installed",
+            fix="pip install 'aniso[plot]'",
+        ) from None
+
+
 @contextmanager
 def drawing(kind: Kind) -> Iterator[Canvas]:
     """Yield a canvas in aniso's style, whatever the user's settings; equal numbers give equal bytes."""
@@ -83,14 +95,9 @@ def drawing(kind: Kind) -> Iterator[Canvas]:
             expected="png or svg",
             fix="kind='png'",
         )
-    try:
-        from matplotlib import style
-    except ImportError:
-        raise UsageError(
-            "MODEL-LIBRARY",
-            "figures need matplotlib, which is not installed",
-            fix="pip install 'aniso[plot]'",
-        ) from None
+    require_matplotlib()
+    from matplotlib import style
+
     with style.context(_STYLE, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing")  # shown as a box
         canvas = Canvas()

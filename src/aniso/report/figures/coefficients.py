@@ -30,15 +30,15 @@ def heat_map(
         canvas.frame(width + 2, height + 1.8, title)
         image = canvas.axes.imshow(
             values,
-            cmap=_diverging(),
+            cmap=diverging_colours(),
             vmin=-limit,
             vmax=limit,
             aspect="auto",
             interpolation=_sampling(values.shape),
         )
         canvas.axes.spines[:].set_visible(False)
-        _thinned(canvas.axes, "y", vectors, int(height / 0.15))
-        _thinned(canvas.axes, "x", blocks, int(width / 0.15))
+        thinned_labels(canvas.axes, "y", vectors, int(height / 0.15))
+        thinned_labels(canvas.axes, "x", blocks, int(width / 0.15))
         bar = canvas.figure.colorbar(image, ax=canvas.axes, shrink=min(1.0, 4 / height), aspect=18, pad=0.02)
         bar.outline.set_visible(False)
         bar.set_label("coefficient")
@@ -56,7 +56,8 @@ def _require_fit(shape: tuple[int, ...], vectors: Sequence[str], blocks: Sequenc
         )
 
 
-def _diverging() -> Any:
+def diverging_colours() -> Any:
+    """Return the colours from blue over white to red; undefined cells are grey."""
     from matplotlib import colormaps
 
     return colormaps["RdBu_r"].with_extremes(bad="#bdbdbd")
@@ -67,7 +68,7 @@ def _sampling(shape: tuple[int, ...]) -> str:
     return "nearest" if max(shape) <= 1200 else "auto"
 
 
-def _thinned(axes: Axes, which: Literal["x", "y"], names: Sequence[str], room: int) -> None:
+def thinned_labels(axes: Axes, which: Literal["x", "y"], names: Sequence[str], room: int) -> None:
     """Set tick labels, one in ``step`` of them if there is no room for all."""
     step = max(1, math.ceil(len(names) / max(1, room)))
     ticks = list(range(0, len(names), step))

@@ -1,9 +1,8 @@
-"""Measures of a composition beside its accuracy."""
+"""Measures of a composition beside its accuracy: ratios, out-of-domain accuracy, groups of coefficients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from aniso.classes import ClassList
 from aniso.compose import Coefficients, Composition
 from aniso.data import Labelled
-from aniso.errors import UsageError, printable
+from aniso.errors import UsageError
 from aniso.learn.evaluate import Accuracy, accuracy, predict
 from aniso.learn.heads import Head, RestrictedHead
 from aniso.models import Encoder
@@ -41,54 +40,6 @@ def relative_significance(alone: float, zero_shot: float, tuned: float) -> float
             fix="leave the task out",
         )
     return (alone - zero_shot) / (tuned - zero_shot)
-
-
-def disentanglement(
-    encoder: Encoder, composition: Composition, splits: Mapping[str, Labelled], *, workers: int = 0
-) -> dict[tuple[str, str], float]:
-    """Return for ordered pairs (1, 2) the share of task 1's images whose prediction changes when the scaled
-    vector of task 2 is added to the scaled vector of task 1.
-
-    ``splits`` are named like the vectors of the composition.
-    """
-    unknown = [name for name in splits if name not in composition.bank]
-    if unknown:
-        raise UsageError(
-            "BANK-NAME",
-            f"the composition has no vector '{printable(unknown[0])}'",
-            expected=", ".join(composition.bank.names),
-            fix="name splits like vectors",
-        )
-    heads = {name: encoder.class_weights(split.classes) for name, split in splits.items()}
-
-    def predicted(vectors: Sequence[str], name: str) -> Tensor:
-        with only(composition, vectors):
-            return predict(composition, splits[name], head=heads[name], workers=workers)
-
-    alone = {name: predicted([name], name) for name in splits}
-    return {
-        (one, two): float((predicted([one, two], one) != alone[one]).float().mean())
-        for one, two in permutations(splits, 2)
-    }
-
-
-class only:  # noqa: N801 (reads as a phrase: with only(composition, ["cars"]))
-    """Context manager that sets the coefficients of all but some vectors to zero."""
-
-    def __init__(self, composition: Composition, vectors: Sequence[str]) -> None:
-        self._composition = composition
-        kept = set(vectors)
-        self._mask = torch.tensor([vector in kept for vector, *_ in composition.index.labels()])
-
-    def __enter__(self) -> None:
-        values = self._composition.values
-        self._before = values.detach().clone()
-        with torch.no_grad():
-            values.mul_(self._mask.to(values))
-
-    def __exit__(self, *error: object) -> None:
-        with torch.no_grad():
-            self._composition.values.copy_(self._before)
 
 
 def out_of_domain(
