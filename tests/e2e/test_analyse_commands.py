@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-
 import runs
 import tiny
+import torch
+
 from aniso.vectors import Bank
 
 Aniso = Callable[..., Any]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from unittest import mock
 
+import colours
 import numpy as np
 import pytest
+import tiny
 import torch
 
-import colours
-import tiny
 from aniso.compose import Composition, Partition
 from aniso.learn import evaluate
 from aniso.learn.analysis import (
