@@ -118,7 +118,7 @@ def disentanglement(
     splits = {name: own.split(split) for name, own in tasks.items()}
     with show.item_progress() as progress:
         found = disentanglement_matrix(encoder, composition, splits, workers=workers, progress=progress)
-    what = str(coefficients) if coefficients else f"coefficient {1.0 if scale is None else scale:g}"
+    what = coefficients.name if coefficients else f"coefficient {1.0 if scale is None else scale:g}"
     if out is not None:
         from aniso.report.figures import MatrixPanel, MatrixStyle, matrix_map
 
@@ -268,7 +268,7 @@ def distributions(
         from aniso.report.figures import FeatureEllipse, feature_ellipses
 
         drawn = [FeatureEllipse(own.name, own.mean, own.covariance) for own in found.tasks]
-        title = f"Mean features of tasks; ellipses: {deviations:g} standard deviations"
+        title = f"Mean features of tasks; ellipses: {deviations:g} x the standard deviation"
         write_figure(
             out,
             overwrite,
