@@ -37,6 +37,7 @@ MISTAKES = [
     "analyse disentanglement --model mini --bank mini --task cifar10",
     "analyse disentanglement --model mini --bank mini --task cifar10 --task no-such-task",
     "analyse disentanglement --model mini --bank nobank --task cifar10 --task mnist",
+    "analyse significance --model mini --bank mini --task cifar10 --scale nan",
     "analyse significance --model mini --bank mini --task x=no-such-task",
     "analyse distributions --model mini --task cifar10",
     "analyse distributions --task cifar10 --task mnist",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,6 +103,7 @@ def disentanglement(
     """
     if coefficients is not None and scale is not None:
         raise UsageError("USAGE", "give --coefficients or --scale, not both", fix="leave out --scale")
+    _require_finite(scale)
     _require_tasks(task)
     checks.one_of("--split", split, checks.SPLITS)
     checks.existing_file(coefficients)
@@ -118,7 +120,7 @@ def disentanglement(
     splits = {name: own.split(split) for name, own in tasks.items()}
     with show.item_progress() as progress:
         found = disentanglement_matrix(encoder, composition, splits, workers=workers, progress=progress)
-    what = str(coefficients) if coefficients else f"coefficient {1.0 if scale is None else scale:g}"
+    what = coefficients.name if coefficients else f"coefficient {1.0 if scale is None else scale:g}"
     if out is not None:
         from aniso.report.figures import MatrixPanel, MatrixStyle, matrix_map
 
@@ -169,6 +171,7 @@ def significance(
     where the own vector has coefficient 1. The paper learns coefficients of each single vector from 16 shots;
     this command uses one coefficient, --scale, and does not learn any.
     """
+    _require_finite(scale)
     _require_tasks(task, at_least=1)
     checks.one_of("--split", split, checks.SPLITS)
     checks.existing_bank(bank)
@@ -268,7 +271,7 @@ def distributions(
         from aniso.report.figures import FeatureEllipse, feature_ellipses
 
         drawn = [FeatureEllipse(own.name, own.mean, own.covariance) for own in found.tasks]
-        title = f"Mean features of tasks; ellipses: {deviations:g} standard deviations"
+        title = f"Mean features of tasks; ellipses: {deviations:g} x the standard deviation"
         write_figure(
             out,
             overwrite,
@@ -341,6 +344,11 @@ def _composition(
     composition = Composition(encoder, bank.only(*names), Partition.whole())
     composition.values.data.fill_(1.0 if scale is None else scale)
     return composition
+
+
+def _require_finite(scale: float | None) -> None:
+    if scale is not None and not math.isfinite(scale):
+        raise UsageError("USAGE", f"invalid value '{scale}' for --scale: give a number", fix="--scale 1")
 
 
 def _require_tasks(items: list[str], at_least: int = 2) -> None:

@@ -89,10 +89,17 @@ def matrix_map(
                 axes.set_title(short(heading, longest=100), fontsize=9)
         for axes in places[len(panels) :]:
             axes.set_visible(False)
-        _colour_bar(canvas, image, places, style, height)
+        _colour_bar(canvas, image, places, style, _beyond(panels, style))
         if title and len(panels) > 1:
             canvas.figure.suptitle(short(title, longest=100), x=0.01, ha="left", fontsize=10)
     return canvas.content
+
+
+def _beyond(panels: Sequence[MatrixPanel], style: MatrixStyle) -> str:
+    """Return the ends of the colour scale that values lie beyond, as matplotlib names them."""
+    values = [v for panel in panels for row in panel.values for v in row if v is not None]
+    below, above = any(v < style.low for v in values), any(v > style.high for v in values)
+    return {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")
 
 
 def _names(panels: Sequence[MatrixPanel]) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
@@ -142,13 +149,13 @@ def _colours(style: MatrixStyle) -> Any:
     return diverging_colours() if style.low < 0 else colormaps["Blues"].with_extremes(bad="#e3e3e3")
 
 
-def _colour_bar(
-    canvas: Canvas, image: Any, places: Sequence[Axes], style: MatrixStyle, height: float
-) -> None:
+def _colour_bar(canvas: Canvas, image: Any, places: Sequence[Axes], style: MatrixStyle, beyond: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    shrink = min(1.0, max(0.5, 3 / canvas.height)) if height > 3 else 1.0
-    bar = canvas.figure.colorbar(image, ax=list(places), shrink=shrink, aspect=18, pad=0.02, fraction=0.05)
+    shrink = min(1.0, max(0.5, 3 / canvas.height)) if canvas.height > 5 else 1.0
+    bar = canvas.figure.colorbar(
+        image, ax=list(places), shrink=shrink, aspect=18, pad=0.02, fraction=0.05, extend=beyond
+    )
     bar.outline.set_visible(False)
     bar.set_label(style.label)
     if style.percent:
