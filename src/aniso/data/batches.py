@@ -116,7 +116,7 @@ def loader(
 ) -> Batches:
     """Return an iterable over the batches of a split, for a training loop of your own.
 
-    A batch has ``images`` (the first view), ``views``, ``labels`` and ``indices``. Random augmentation is
+    A batch has ``inputs`` (the first view), ``views``, ``labels`` and ``indices``. Random augmentation is
     seeded by (seed, epoch, item, view), so it does not depend on the number of workers::
 
         for batch in aniso.data.loader(task.train, model.transforms.few_shot, batch_size=32, shuffle=True):
