@@ -19,6 +19,7 @@ import language
 import pictures
 import pytest
 import runs
+import sentences
 import tiny
 import torch
 import typer
@@ -41,7 +42,7 @@ PARSED = ("aniso run experiments/", "aniso report experiments/")
 """Commands that need data which are not ours to pass on, or write into the repository."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
 """Options that save time."""
-KNOWN = {"sh", "python", "text", "toml", "yaml", "json"}
+KNOWN = {"mermaid", "sh", "python", "text", "toml", "yaml", "json"}
 Scope = dict[str, Any]
 
 
@@ -154,6 +155,13 @@ def _language() -> Scope:
     return {}
 
 
+def _texts() -> Scope:
+    sentences.save(Path("MODEL"))
+    sentences.write_task(Path("reviews.csv"), 20)
+    sentences.write_task(Path("other.csv"), 14)
+    return {}
+
+
 def _learn() -> Scope:
     """Two cells of the spec that the page shows."""
     for name in ("eurosat", "dtd10"):
@@ -215,6 +223,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/selection.md": _selection,
     "docs/howto/tasks.md": _tasks,
     "docs/howto/test-time.md": _test_time,
+    "docs/howto/texts.md": _texts,
     "docs/mini.md": _mini,
 }
 

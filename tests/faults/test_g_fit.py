@@ -145,7 +145,7 @@ def test_G3_how_a_run_is_executed_is_no_part_of_the_spec(printed, name, tmp_path
 def test_G3_a_number_that_is_none_is_a_usage_error(aniso, shelf, option, value):
     ran = aniso(*shelf.few_shot(option, value))
     assert ran.code == 2, ran.err
-    assert option.strip("-").replace("-", "_") in ran.err
+    assert option in ran.err
 
 
 def test_G3_a_share_that_is_no_number_is_a_usage_error(aniso, shelf):

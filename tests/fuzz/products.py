@@ -221,7 +221,7 @@ class Records(Target):
         return Case(files)
 
     def read(self, folder: Path) -> None:
-        from aniso.records import read_records
+        from aniso.record_files import read_records
         from aniso.report import experiments, mixed
 
         records = read_records([folder])

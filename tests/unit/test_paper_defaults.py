@@ -51,7 +51,7 @@ def trained_theta(world: colours.World, schedule: Schedule, *, decay_theta: bool
         for (batch,) in sampler.epoch(epoch):
             offset = base if decay_theta else dict.fromkeys(base, 0.0)
             tangent.load({n: theta[n].detach() - offset[n] for n in theta})
-            loss = functional.cross_entropy(head.logits(tangent.model(batch.images)), batch.labels)
+            loss = functional.cross_entropy(head.logits(tangent.model(batch.inputs)), batch.labels)
             gradients = torch.autograd.grad(loss, list(tangent.tensors.values()))
             for parameter, gradient in zip(theta.values(), gradients, strict=True):
                 parameter.grad = gradient

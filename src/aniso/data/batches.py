@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -120,12 +120,12 @@ def loader(
     seeded by (seed, epoch, item, view), so it does not depend on the number of workers::
 
         for batch in aniso.data.loader(task.train, model.transforms.few_shot, batch_size=32, shuffle=True):
-            loss = cross_entropy(weights.logits(model(batch.images)), batch.labels)
+            loss = cross_entropy(weights.logits(model(batch.inputs)), batch.labels)
     """
     return Batches(split, *views, size=batch_size, shuffle=shuffle, seed=seed, workers=workers)
 
 
-def together(*passes: Batches, workers: int = 0, start: int = 0) -> Iterator[tuple[Batch, ...]]:
+def together(*passes: Batches, workers: int = 0, start: int = 0) -> Generator[tuple[Batch, ...], None, None]:
     """Iterate over several passes of equal length in parallel, a batch of each, with the same workers.
 
     The first ``start`` steps are skipped without reading an image, for resumed runs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -76,7 +76,7 @@ class EpochSampler:
         start: int = 0,
         workers: int = 0,
         reserved_items: Sequence[Sequence[int] | None] = (),
-    ) -> Iterator[tuple[Batch, ...]]:
+    ) -> Generator[tuple[Batch, ...], None, None]:
         """Yield the steps of an epoch from ``start`` on: one batch of each split.
 
         ``reserved_items`` are places in each split; they fill the part of its share that is reserved.

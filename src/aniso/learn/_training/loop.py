@@ -144,10 +144,10 @@ class Loop:
         reserved = [self._companions.reserved_items(i) for i in range(len(self._terms))]
         # a few coefficients need no dropout; without it slices of a batch give the very gradient of the batch
         model.train(self._trainable.slots is None)
+        steps = self._sampler.epoch(
+            self.epoch, start=self.step, workers=self._workers, reserved_items=reserved
+        )
         try:
-            steps = self._sampler.epoch(
-                self.epoch, start=self.step, workers=self._workers, reserved_items=reserved
-            )
             for batches in itertools.islice(steps, left):
                 check()
                 self._take_step(batches)
@@ -156,6 +156,7 @@ class Loop:
                 if self._validation_due():
                     return False
         finally:
+            steps.close()  # ends the workers; the traceback of an interrupted run would keep them alive
             model.eval()
         return True
 
