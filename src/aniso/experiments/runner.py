@@ -127,7 +127,12 @@ class _Pool:
         arguments = (cell, place, *self._how)
         process = self._context.Process(target=run_cell, args=arguments)
         try:
-            process.start()
+            # a request between fork and the cell's own handlers would be lost; the cell unblocks them
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except (EOFError, OSError):
             stop.check()  # what forks the cells was asked to end as well
             raise
