@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -87,3 +88,23 @@ def test_both_readmes_report_that_coefficients_are_below_heads_at_one_shot():
         ]
         for values in found.values():
             assert f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}" in sentence, path
+
+
+def test_the_table_of_minilm_is_what_was_recorded():
+    records = RecordStore(EXPERIMENTS / "minilm-addition" / "records").finished().values()
+    text = (EXPERIMENTS / "README.md").read_text()
+    means: dict[str, list[float]] = {}
+    for label in {record.label for record in records}:
+        found = [r.metrics.accuracy for r in records if r.label == label]
+        tasks = {name: mean(100 * scores[name].accuracy for scores in found) for name in sorted(found[0])}
+        row = " | ".join(f"{value:.1f}" for value in (*tasks.values(), mean(tasks.values())))
+        assert re.search(rf"^\| {label}[^|]*\| {re.escape(row)} \|$", text, re.MULTILINE), (label, row)
+        means[label] = [mean(100 * score.accuracy for score in scores.values()) for scores in found]
+    learned, own = means["learned anisotropic"], means["own vector for each task"]
+    assert len(learned) == 3
+    error = stdev(learned) / 3**0.5
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    zero_shot = means["zero-shot"][0]
+    claim = f"{mean(learned):.1f} ± {error:.1f} % over three seeds, against {zero_shot:.1f} % zero-shot"
+    assert claim in readme and f"{own[0]:.1f} % for the eight" in readme
+    assert f"{mean(learned):.1f} ± {error:.1f} over three seeds" in text
