@@ -133,7 +133,7 @@ def _require_labelled(split: object) -> None:
 
 
 def _permuted(confusion: torch.Tensor, split: Labelled) -> tuple[str, ...]:
-    """A warning if classes are told apart well, but under each other's names."""
+    """Return a warning if classes are separated well, but under each other's names."""
     total, classes = int(confusion.sum()), len(confusion)
     accuracy = float(confusion.diagonal().sum()) / total
     best = (
