@@ -15,6 +15,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 CORE = ("trec", "emotion", "math_topic", "finance", "overruling", "coda19", "sst2", "genre")
+"""The tasks of addition and negation."""
+TASKS = (
+    *CORE,
+    *("adverse_drug", "advice", "agnews", "amazon_polarity", "cola", "dialogue_emotion", "emotion_templates"),
+    *("event_sentiment", "hate", "irony", "logic2text", "sentiment140", "speaker", "stereotype_target"),
+    *("tense", "wellformed", "yahoo_topics"),
+)
 
 
 def sample(source: Path, out: Path, count: int) -> int:
@@ -30,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("texts", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tasks", nargs="+", default=CORE)
+    parser.add_argument("--tasks", nargs="+", default=TASKS)
     for split, default in (("train", 1920), ("val", 200), ("test", 300)):
         parser.add_argument(f"--{split}", type=int, default=default)
     given = parser.parse_args()

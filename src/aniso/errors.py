@@ -258,6 +258,7 @@ EXPLANATIONS: dict[str, str] = {
     "LEARN-TEST": "Test labels are for evaluation only: what is learned from them, or selected by them, says "
     "nothing about new images.",
     "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. The best epoch before is kept.",
+    "LEARN-COLLAPSE": "Features or predictions became equal for all items, at every learning rate tried.",
     "LEARN-GRADIENT": "The first step's gradient is zero everywhere, so nothing would ever be learned.",
     "HEAD-CLASS": "A head needs at least one image of each class, and two classes or more: a class "
     "without images would never be predicted.",

@@ -150,6 +150,8 @@ class Metrics(_Part):
     kept_epoch: int | None = None
     epochs: int | None = None
     trainable: int | None = None
+    learning_rate: float | None = None
+    """Of training: the highest one, after restarts."""
     kept_look: int | None = None
     """Of gradient-free runs: the look that was kept."""
     evaluations: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from aniso.errors import UsageError, printable
@@ -26,15 +26,20 @@ _LEAST = {
     "lr": 0,
     "max_grad_norm": 0,
     "min_steps_per_epoch": 1,
+    "restarts": 0,
 }
 _ABOVE_ZERO = ("lr", "max_grad_norm")
 _OPTIONAL = ("micro_batch", "steps", "validate_every")
-_WHOLE = ("epochs", "batch_size", "warmup_steps", "min_steps_per_epoch", *_OPTIONAL)
+_WHOLE = ("epochs", "batch_size", "warmup_steps", "min_steps_per_epoch", "restarts", *_OPTIONAL)
+_ABSENT = object()
 
 
-def _field(text: str, **default: Any) -> Any:
-    """A field whose help text is also that of the command-line option."""
-    return field(metadata={"help": text}, **default)
+def _field(text: str, *, without: Any = _ABSENT, **default: Any) -> Any:
+    """A field whose help text is also that of the command-line option.
+
+    ``without`` is the value that means the same as a version of aniso that did not have the field.
+    """
+    return field(metadata={"help": text, "without": without}, **default)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class Schedule:
         "Also validate every so many steps within an epoch, and stop there if the keep rule says so.",
         default=None,
     )
+    restarts: int = _field(
+        "Coefficients: how often to start again with a third of the learning rate when predictions collapse.",
+        default=3,
+        without=0,
+    )
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -105,6 +115,12 @@ class Schedule:
         if self.lr_schedule == "constant":
             return lr
         return lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def without_field_values() -> dict[str, Any]:
+    """Return, for every field that was added later, the value that means the same as its absence."""
+    found = {item.name: item.metadata["without"] for item in fields(Schedule)}
+    return {name: value for name, value in found.items() if value is not _ABSENT}
 
 
 def _unusable(name: str, value: object, expected: str) -> UsageError:

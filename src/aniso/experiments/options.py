@@ -59,6 +59,7 @@ class _Details:
     group: Group
     flags: tuple[str, ...]
     choices: Callable[[], Sequence[str]] | None
+    without: Any
 
 
 def option(
@@ -69,15 +70,17 @@ def option(
     flags: Sequence[str] = (),
     registry: Registry | None = None,
     choices: Callable[[], Sequence[str]] | None = None,
+    without: Any = REQUIRED,
     **limits: Any,
 ) -> Any:
     """Declare an option: a field with a help text and a group.
 
     ``flags`` replace the default flag, which is the name with dashes. Values of a ``registry`` are its names.
-    ``limits`` are pydantic's: ``ge``, ``gt``, ``le``, ``min_length``.
+    ``without`` is the value that means the same as a version of aniso without the option: it is no part of a
+    run's id, so records from before the option are found. ``limits`` are pydantic's: ``ge``, ``gt``, ``le``.
     """
     names = (lambda: registry.names) if registry is not None else choices
-    extra: Any = {"details": _Details(group, tuple(flags), names)}
+    extra: Any = {"details": _Details(group, tuple(flags), names, without)}
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
@@ -88,6 +91,16 @@ def options_of(cls: type[BaseModel]) -> dict[str, OptionInfo]:
         details = (field.json_schema_extra or {}).get("details")  # type: ignore[union-attr]
         if isinstance(details, _Details):
             out[name] = _info(name, field, details)
+    return out
+
+
+def without_values(cls: type[BaseModel]) -> dict[str, Any]:
+    """Return, for every option that was added later, the value that means the same as its absence."""
+    out = {}
+    for name, field in cls.model_fields.items():
+        details = (field.json_schema_extra or {}).get("details")  # type: ignore[union-attr]
+        if isinstance(details, _Details) and details.without is not REQUIRED:
+            out[name] = details.without
     return out
 
 

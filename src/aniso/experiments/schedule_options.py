@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         """What differs from the default schedule of a setting and method."""
 
         optimiser: str | None = None
+        lr: float | None = None
 else:
     ScheduleOptions = create_model(
         "ScheduleOptions",

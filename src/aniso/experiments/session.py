@@ -196,10 +196,11 @@ class Session:
         """Minimise the objective over something trainable, with the setting's schedule."""
         method, options = self.setting.method, self.options
         assert isinstance(method, TrainingMethod)
-        return fit(
+        schedule, note = method.session_schedule(self)
+        done = fit(
             trained,
             self.objective,
-            method.resolved_schedule(self.setting),
+            schedule,
             keep=self.keep,
             seed=self.setting.seed,
             directory=options.directory,
@@ -210,6 +211,7 @@ class Session:
             progress=options.progress,
             epoch_done=options.epoch_done,
         )
+        return done if note is None else replace(done, notes=(note, *done.notes))
 
     def stored_coefficients(self) -> MethodResult | None:
         """Return coefficients that the same setting has learned without its head, where these are kept."""

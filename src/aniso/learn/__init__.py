@@ -26,6 +26,7 @@ from aniso.learn.objectives import (
     Objective,
 )
 from aniso.learn.predictions import Predictions, predict_unlabelled
+from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
 from aniso.records import EpochRow
@@ -70,6 +71,9 @@ __all__ = [
     "Search",
     "POINTS",
     "evolve",
+    "limit_learning_rate",
+    "relative_norm",
+    "LR_LIMIT",
     "finetune",
     "Tuned",
     "tuned_weights",

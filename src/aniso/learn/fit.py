@@ -38,6 +38,8 @@ class Fit:
     notes: tuple[str, ...] = ()
     predictions: Tensor | None = None
     """Online runs: the class predicted for every image before it was learned from."""
+    lr: float | None = None
+    """The learning rate that was used: lower than the schedule's if predictions collapsed with that."""
 
 
 def fit(
@@ -104,7 +106,8 @@ def fit(
             run.run(progress, row_done)
     kept = next(i for i, row in enumerate(loop.history) if row.kept)
     coefficients = model.coefficients if isinstance(model, Composition) else None
-    return Fit(tuple(loop.history), kept, coefficients, (*notes, *_doubts(loop.history)), loop.predictions)
+    doubts = (*(f"warning: {text}" for text in loop.restarts), *_doubts(loop.history))
+    return Fit(tuple(loop.history), kept, coefficients, (*notes, *doubts), loop.predictions, loop.lr)
 
 
 def _require_objective(objective: Objective, trainable: Trainable) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 from aniso.experiments.methods.composing import ComposingMethod
 from aniso.experiments.methods.method import TrainingMethod, training_metrics
 from aniso.experiments.options import OptionInfo, option
+from aniso.json_value import JsonObject
 from aniso.registry import METHODS
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from aniso.experiments.result import MethodPlan, MethodResult
     from aniso.experiments.session import Session
     from aniso.experiments.settings.setting import Setting
+    from aniso.schedule import Schedule
 
 
 _FACTOR_PARTITIONS = ("blocks", "rows", "columns", "random")
@@ -28,6 +30,13 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         False,
         help="Learn separate coefficients for the factors A and B of LoRA adapters; writes one adapter.",
         group="Method",
+    )
+    limit_lr: bool | None = option(
+        None,
+        help="Lower the learning rate for long vectors; on unless --lr is given.",
+        group="Optimiser",
+        flags=("--limit-lr/--no-limit-lr",),
+        without=False,
     )
     joint: bool = option(
         False,
@@ -53,6 +62,21 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             )
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
+
+    @property
+    def _limits_rate(self) -> bool:
+        return self.schedule.lr is None if self.limit_lr is None else self.limit_lr
+
+    def spec(self, setting: Setting) -> JsonObject:
+        return {**super().spec(setting), "limit_lr": self._limits_rate}
+
+    def session_schedule(self, session: Session) -> tuple[Schedule, str | None]:
+        from aniso.learn import limit_learning_rate
+
+        schedule = self.resolved_schedule(session.setting)
+        if not self._limits_rate:
+            return schedule, None
+        return limit_learning_rate(schedule, session.bank, session.model)
 
     def plan(self, session: Session) -> MethodPlan:
         from aniso.experiments.result import MethodPlan

@@ -96,6 +96,10 @@ class TrainingMethod(Method, ABC):
         """Return the schedule, options included."""
         return setting.constrained(overridden(self.default_schedule(setting), self.schedule))
 
+    def session_schedule(self, session: Session) -> tuple[Schedule, str | None]:
+        """Return the schedule for the session's model and bank, and a note if these have changed it."""
+        return self.resolved_schedule(session.setting), None
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         self.resolved_schedule(setting)
@@ -109,6 +113,7 @@ def training_metrics(done: Fit, trained: Trainable) -> Metrics:
     from aniso.records import Metrics
 
     return Metrics(
+        learning_rate=done.lr,
         kept_epoch=done.history[done.kept].epoch,
         epochs=done.history[-1].epoch,
         history=done.history,

@@ -13,10 +13,10 @@ from pydantic import field_validator
 
 from aniso.errors import UsageError
 from aniso.experiments.methods.method import Method
-from aniso.experiments.options import Options, option
+from aniso.experiments.options import Options, option, without_values
 from aniso.json_value import JsonObject
 from aniso.registry import METHODS, SETTINGS
-from aniso.schedule import Schedule
+from aniso.schedule import Schedule, without_field_values
 
 if TYPE_CHECKING:
     from aniso.experiments.content import Content
@@ -199,7 +199,16 @@ class Setting(Options, ABC):
     @property
     def id(self) -> str:
         """A hash that changes with anything that decides the result, and with nothing else."""
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._identity(), sort_keys=True).encode()).hexdigest()
+
+    def _identity(self) -> JsonObject:
+        """The spec without values that mean the same as a version without these options."""
+        absent = {**without_values(type(self)), **without_values(type(self.method))}
+        found = {k: v for k, v in self.spec().items() if k not in absent or v != absent[k]}
+        schedule, fields = found.get("schedule"), without_field_values()
+        if isinstance(schedule, dict):
+            found["schedule"] = {k: v for k, v in schedule.items() if k not in fields or v != fields[k]}
+        return found
 
     @property
     def coefficients_id(self) -> str:

@@ -55,6 +55,18 @@ def require_gradient(norm: Tensor) -> None:
         )
 
 
+def still_collapsed(reason: str, lr: float, restarts: int) -> NumericalError:
+    """Return the error of a run whose predictions collapse however low its learning rate is."""
+    return NumericalError(
+        "LEARN-COLLAPSE",
+        f"predictions collapsed, also at a learning rate of {lr:.2g}",
+        reason=reason,
+        restarts=restarts,
+        likely="vectors that are long compared with the base, or labels that do not fit the items",
+        fix=f"--lr {lr / 10:.1g}; aniso bank ls shows the vectors' norms",
+    )
+
+
 @contextlib.contextmanager
 def explain_out_of_memory(size: int, things: str) -> Iterator[None]:
     """Turn torch's out-of-memory errors into one that names a micro-batch which may fit."""

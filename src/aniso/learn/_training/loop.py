@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from aniso.data import Batch, sampling
 from aniso.errors import InputError, NumericalError
+from aniso.learn._training.collapse import CollapseDetector
 from aniso.learn._training.companions import Companions
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.forward import Forward, bind, slices
@@ -20,6 +21,7 @@ from aniso.learn._training.guards import (
     require_finite_gradient,
     require_finite_losses,
     require_gradient,
+    still_collapsed,
 )
 from aniso.learn._training.online import OnlinePredictions
 from aniso.learn._training.optimiser import (
@@ -27,6 +29,7 @@ from aniso.learn._training.optimiser import (
     decay_offsets,
     make_optimiser,
     moments,
+    restart_optimiser,
     restore_moments,
     set_learning_rates,
 )
@@ -38,6 +41,9 @@ from aniso.learn.objectives import Losses, Objective, RunContext
 from aniso.progress import ProgressCallback
 from aniso.records import EpochRow
 from aniso.schedule import Schedule
+
+RESTART_FACTOR = 1 / 3
+"""The learning rate after a collapse, as a share of the one before."""
 
 
 @final
@@ -75,7 +81,10 @@ class Loop:
             online=online,
         )
         self._online = OnlinePredictions(len(terms[0].split)) if online else None
-        self._companions = Companions.of(terms, run, *([self._online] if self._online else []))
+        self._collapse = self._collapse_detector(online)
+        others = [companion for companion in (self._online, self._collapse) if companion is not None]
+        self._companions = Companions.of(terms, run, *others)
+        self._first_state = self._companions.state()
         self._forward = Forward(trainable, self._bound, self._companions, schedule.precision)
         self._sampler = EpochSampler(
             [(term.split, term.views(trainable.model)) for term in terms],
@@ -90,6 +99,9 @@ class Loop:
         self.epoch = self.step = 0
         self.history: list[EpochRow] = []
         self.kept = trainable.copied()
+        self._start = self.kept if self._collapse is not None else {}
+        self.restarts: list[str] = []
+        """Why the run was started again with a lower learning rate, each time."""
         self._sums: dict[str, list[float]] = {}  # by term: sum of losses, number of items
 
     @property
@@ -101,6 +113,11 @@ class Loop:
     def predictions(self) -> Tensor | None:
         """Online runs: the class predicted for every image before it was learned from."""
         return None if self._online is None else self._online.predictions
+
+    @property
+    def lr(self) -> float:
+        """The highest learning rate, after restarts."""
+        return self._schedule.lr * RESTART_FACTOR ** len(self.restarts)
 
     def done(self) -> bool:
         """Return True if the run has ended: all epochs are done, or its keep rule says so."""
@@ -117,7 +134,7 @@ class Loop:
         """Train to the end, giving a row after every validation. ``check`` is called between steps."""
         if not self.history:
             yield self._validate(progress, check, epoch=0)
-        while not self.done():
+        while self._restart_if_collapsed() or not self.done():
             try:
                 while not self._train(progress, check):
                     yield self._validate(progress, check, epoch=self.epoch)
@@ -131,6 +148,31 @@ class Loop:
                 self._trainable.load(self.kept)  # the last good values
                 raise
         self._trainable.load(self.kept)
+
+    def _collapse_detector(self, online: bool) -> CollapseDetector | None:
+        """Coefficients can start again; weights would need a copy of the model, online items come once."""
+        if self._schedule.restarts == 0 or self._trainable.slots is None or online:
+            return None
+        return CollapseDetector({i: bound.term for i, bound in enumerate(self._bound) if bound.weight > 0})
+
+    def _restart_if_collapsed(self) -> bool:
+        """Start again from the first values with a lower learning rate if predictions have collapsed."""
+        reason = None if self._collapse is None or self.step else self._collapse.reason()
+        if reason is None:
+            return False
+        if len(self.restarts) >= self._schedule.restarts:
+            self._trainable.load(self._start)
+            raise still_collapsed(reason, self.lr, len(self.restarts))
+        text = f"predictions collapsed in epoch {self.epoch} at a learning rate of {self.lr:.2g} ({reason})"
+        self.restarts.append(text)
+        self.restarts[-1] += f": started again with {self.lr:.2g}"
+        self._trainable.load(self._start)
+        self.kept = {name: tensor.clone() for name, tensor in self._start.items()}
+        restart_optimiser(self._optimiser, RESTART_FACTOR)
+        self._companions.restore(*self._first_state)
+        self.history = [self.history[0].model_copy(update={"kept": True})]
+        self.epoch, self.step, self._sums = 0, 0, {}
+        return True
 
     # training
 
@@ -296,6 +338,7 @@ class Loop:
             "sums": self._sums,
             "scaler": self._scaler.state_dict(),
             "companions": companions,
+            "restarts": self.restarts,
         }
         return State(self.epoch, self.step, {n: t.cpu() for n, t in (tensors | own).items()}, facts)
 
@@ -304,6 +347,7 @@ class Loop:
         self.epoch, self.step = state.epoch, state.step
         self.history = [EpochRow.model_validate(row) for row in state.facts["history"]]
         self._sums = state.facts["sums"]
+        self.restarts = state.facts["restarts"]
         self._scaler.load_state_dict(state.facts["scaler"])
         try:
             self._trainable.load({n: state.tensors[f"trained.{n}"] for n in self._trainable.tensors})
@@ -316,4 +360,5 @@ class Loop:
                 f"the checkpoint is of another run: {e}",
                 fix="start a new run in another directory",
             ) from None
+        restart_optimiser(self._optimiser, RESTART_FACTOR ** len(self.restarts))
         restore_moments(self._optimiser, self._trainable.tensors, state.tensors)

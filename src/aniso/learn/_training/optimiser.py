@@ -33,6 +33,13 @@ def set_learning_rates(optimiser: torch.optim.Optimizer, schedule: Schedule, ste
         group["lr"] = schedule.rate(step, steps, group["full_lr"])
 
 
+def restart_optimiser(optimiser: torch.optim.Optimizer, factor: float) -> None:
+    """Forget all moments, and multiply the learning rates of all groups."""
+    optimiser.state.clear()
+    for group in optimiser.param_groups:
+        group["full_lr"] *= factor
+
+
 @torch.no_grad()
 def add_offsets_to_gradients(trainable: Trainable, schedule: Schedule) -> None:
     """SGD, before a step: add the weight decay of the offsets, as torch adds that of the tensors."""
