@@ -208,6 +208,7 @@ def measure_padding(base: Path, texts: Path, most: int = 200) -> dict[str, Any]:
 
     from aniso.data import Pieces
 
+    cases: dict[str, tuple[tuple[str, ...], int]]
     cases = {f"{task}, batch {size}": ((task,), size) for task in TASKS for size in (16, 128)}
     cases |= {f"{len(EIGHT)} tasks, batch 32": (EIGHT, 32)}
     found: dict[str, Any] = {}
@@ -272,7 +273,7 @@ def measure_speed(base: Path, texts: Path, root: Path, rounds: int) -> dict[str,
         def evaluate(few: Any = few) -> None:
             features(composition, few)
 
-        steps = {"whole": train_whole, "pieces": train, "evaluation": evaluate}
+        steps: dict[str, Step] = {"whole": train_whole, "pieces": train, "evaluation": evaluate}
         times = take_turns(steps, rounds, 2)
         counts = {"whole": STEPS * BATCH, "pieces": STEPS * BATCH, "evaluation": len(few)}
         found[task] = {name: counts[name] / own["median"] for name, own in times.items()}

@@ -73,5 +73,6 @@ class CosinePairs(DataTerm):
 
     def loss(self, inputs: TermInputs) -> Tensor:
         assert inputs.labels is not None
-        cosines = functional.cosine_similarity(*inputs.features, dim=-1)
+        one, other = inputs.features
+        cosines = functional.cosine_similarity(one, other, dim=-1)
         return functional.mse_loss(cosines, inputs.labels.to(cosines.dtype))
