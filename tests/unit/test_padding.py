@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import sentences
 import torch
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from aniso.compose import Composition, Partition, Runtime
 from aniso.data import Pieces, cat_padded, load_task
 from aniso.data.padding import NOTHING, stack_padded
+from aniso.errors import StoppedError
 from aniso.learn import CrossEntropy, Schedule, Trainable, fit
 from aniso.learn._training.forward import Forward
 from aniso.models import load_model
@@ -122,3 +126,27 @@ def test_weights_that_are_composed_in_passing_see_a_batch_in_one_piece(place):
         forward = Forward(Trainable.coefficients(made), [], None, "fp32")
         forward._features([(batch.long() % 20).masked_fill(batch == NOTHING, NOTHING)])
         assert bool(made.plan.recomputed) == bool(runtime) and len(seen) == passes
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+def test_fine_tuning_with_dropout_is_resumed_bit_for_bit(place, tmp_path, calls):
+    split = load_task(place / "t.csv").train
+    schedule = Schedule(epochs=2, lr=1e-3, batch_size=16, warmup_steps=0)
+    count = 0
+
+    def stop(*progress):
+        nonlocal count
+        count += 1
+        if count == calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def tuned(**more):
+        trainable = Trainable.weights(load_model(place / "m"))
+        fit(trainable, CrossEntropy(split), schedule, **more)
+        return trainable.copied()
+
+    whole = tuned()
+    with pytest.raises(StoppedError):
+        tuned(directory=tmp_path / "run", progress=stop)
+    resumed = tuned(directory=tmp_path / "run", resume=True)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
