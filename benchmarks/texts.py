@@ -188,13 +188,11 @@ def measure_steps(base: Path, root: Path, rounds: int) -> dict[str, Any]:
 # padding
 
 
-def _batches(base: Path, texts: Path, tasks: tuple[str, ...], size: int) -> Iterator[Any]:
+def _batches(model: Any, texts: Path, tasks: tuple[str, ...], size: int) -> Iterator[Any]:
     """Yield what goes through the model in every step of an epoch, padded to its longest text."""
     from aniso.data import cat_padded, load_task
     from aniso.learn import CrossEntropy, EpochSampler, Schedule
-    from aniso.models import load_model
 
-    model = load_model(base)
     terms = [CrossEntropy(load_task(texts / task).split("train")) for task in tasks]
     schedule = Schedule(epochs=1, lr=1.0, batch_size=size)
     sampler = EpochSampler([(term.split, term.views(model)) for term in terms], schedule, 0)
@@ -207,7 +205,9 @@ def measure_padding(base: Path, texts: Path, most: int = 200) -> dict[str, Any]:
     from itertools import islice
 
     from aniso.data import Pieces
+    from aniso.models import load_model
 
+    model = load_model(base)
     cases: dict[str, tuple[tuple[str, ...], int]]
     cases = {f"{task}, batch {size}": ((task,), size) for task in TASKS for size in (16, 128)}
     cases |= {f"{len(EIGHT)} tasks, batch 32": (EIGHT, 32)}
@@ -215,7 +215,7 @@ def measure_padding(base: Path, texts: Path, most: int = 200) -> dict[str, Any]:
     print("\npadding")
     for name, (tasks, size) in cases.items():
         tokens = whole = cut = pieces = steps = 0
-        for batch in islice(_batches(base, texts, tasks, size), most):
+        for batch in islice(_batches(model, texts, tasks, size), most):
             own = Pieces.of(batch).inputs
             tokens += int((batch >= 0).sum())
             whole += batch.numel()
