@@ -56,6 +56,16 @@ def mini_data() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def text_data() -> Path:
+    """The directory of small real text tasks, where there is one."""
+    said = os.environ.get("ANISO_TEXT_DATA")
+    path = Path(said) if said else Path(__file__).parents[2] / "shared" / "data" / "texts"
+    if not path.is_dir():
+        pytest.skip("needs the text tasks: set ANISO_TEXT_DATA to their directory")
+    return path
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or fills the user's cache."""

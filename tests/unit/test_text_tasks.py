@@ -14,7 +14,7 @@ from aniso.classes import ClassList
 from aniso.data import Batches, by_length, content_hash, load_task
 from aniso.data.readers import recognise
 from aniso.errors import AnisoError
-from aniso.learn import evaluate
+from aniso.learn import Contrastive, FixMatch, evaluate
 from aniso.learn.features import features
 from aniso.models import load_model
 
@@ -246,3 +246,23 @@ def test_strong_views_depend_on_seed_epoch_sample_and_view_alone(tmp_path, encod
         whole = encoder.family.tokens.tokenise(split.open(i)).ids
         assert ids[0] == marks[0] and ids[-1] == marks[-1] and 3 <= len(ids) <= len(whole)
         assert any(t not in (mask, marks[0], marks[-1]) for t in ids)
+
+
+@pytest.mark.parametrize("term", [FixMatch, Contrastive])
+@pytest.mark.parametrize("strong", ["few_shot", "strong", "train"])
+def test_self_training_compares_a_whole_text_with_one_whose_tokens_are_dropped(
+    tmp_path, encoder, term, strong
+):
+    split = long_task(tmp_path, 40).test.unlabelled()
+    weak, augmented = term(split, strong=strong).views(encoder)
+    batches = list(Batches(split, weak, augmented, size=8))
+    whole = [encoder.family.tokens.tokenise(split.open(i)).ids for i in range(40)]
+    for batch in batches:
+        for i, row in zip(batch.indices, batch.views[0].tolist(), strict=True):
+            assert tuple(t for t in row if t >= 0) == whole[i]
+    dropped = {
+        i: tuple(t for t in row if t >= 0)
+        for batch in batches
+        for i, row in zip(batch.indices, batch.views[1].tolist(), strict=True)
+    }
+    assert sum(dropped[i] != whole[i] for i in range(40)) > 20

@@ -5,7 +5,7 @@ from aniso.data.batches import Batch, Batches, by_length, loader
 from aniso.data.card import known_tasks as list_tasks
 from aniso.data.content import IMAGES, ImageLists, content_hash
 from aniso.data.items import Items
-from aniso.data.padding import cat_padded
+from aniso.data.padding import Pieces, cat_padded
 from aniso.data.splits import Labelled, Split, Unlabelled
 from aniso.data.task import Task, load_task
 from aniso.data.text_dataset import TextDataset, read_examples
@@ -27,6 +27,7 @@ __all__ = [
     "Batch",
     "by_length",
     "cat_padded",
+    "Pieces",
     "Items",
     "content_hash",
     "ImageLists",

@@ -83,6 +83,7 @@ class LabelledEvaluation(Evaluation):
             scores[name] = score(split, predictions)
             notes += accuracy(predictions, split).notes
             notes += session.encoder.transforms.notes(split.items, split.name)
+        notes += _learned_notes(session)
         metrics = Metrics(accuracy=scores)
         if self.out_of_domain:
             metrics = metrics.with_values(out_of_domain=self._out_of_domain(session, result))
@@ -236,6 +237,15 @@ def _predict(session: Session, model: nn.Module, split: Labelled, head: Classifi
     options = session.options
     cache = feature_cache(session)
     return predict(model, split, head=head, workers=options.workers, cache=cache, progress=options.progress)
+
+
+def _learned_notes(session: Session) -> list[str]:
+    """What a user should know about the items that were learned from, such as texts that were cut."""
+    if not session.setting.method.minimises:
+        return []
+    splits = [term.split for _, term in session.problem.objective.data_terms]
+    transforms = session.encoder.transforms
+    return [n for s in splits if isinstance(s, Labelled) for n in transforms.notes(s.items, s.name)]
 
 
 def _prompt_notes(session: Session, classes: Sequence[ClassList]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,21 +31,41 @@ def check_head(session: Session) -> None:
 def fit_head(session: Session, result: MethodResult) -> MethodResult:
     """Learn the setting's head on features of the shots; the step is chosen as the epoch is."""
     assert session.setting.head_name is not None
-    kind, shots = session.setting.head_name, _shots(session)
-    model = result.model_for(session.task_name)
+    shots = session.shots
+    return _fitted(
+        session, result, _new_head(session), lambda model: _augmented_features(session, model, shots)
+    )
+
+
+def fit_logistic_regression(session: Session, result: MethodResult) -> MethodResult:
+    """Learn the head ``linear`` on features of the shots as they are, as scikit-learn does by default.
+
+    scikit-learn minimises C * sum of losses + |weights|² / 2 with C = 1: the mean loss with a decay of one
+    over the number of shots.
+    """
+    shots = session.shots
+    head = new_head("linear", class_weights(session), {"decay": 1 / len(shots)})
+    return _fitted(session, result, head, lambda model: _features(session, model, shots))
+
+
+def _fitted(
+    session: Session, result: MethodResult, head: Head, seen: Callable[[nn.Module], Tensor]
+) -> MethodResult:
+    """Fit a head on what ``seen`` returns for the result's model: features of the shots."""
+    model, shots = result.model_for(session.task_name), session.shots
     held_out = None
     if isinstance(session.problem.keep, Best):
         (split,) = (s for s in session.problem.keep.splits if isinstance(s, Labelled))
         held_out = (_features(session, model, split)[0], torch.tensor(split.labels))
-    head = _new_head(session).to(session.device)
+    head = head.to(session.device)
     done = head.fit(
-        _augmented_features(session, model, shots),
+        seen(model),
         torch.tensor(shots.labels),
         held_out=held_out,
         progress=session.options.progress,
     )
     summary = HeadSummary(
-        kind=kind,
+        kind=head.kind,
         trainable=head.count,
         steps=len(done.losses),
         kept_step=done.kept,
@@ -55,7 +76,7 @@ def fit_head(session: Session, result: MethodResult) -> MethodResult:
 
 def joint_head(session: Session) -> Head:
     """Return a head that starts from the base's features of the shots, to be learned with coefficients."""
-    shots = _shots(session)
+    shots = session.shots
     seen = _augmented_features(session, session.encoder, shots)
     head = _new_head(session)
     assert isinstance(head, TipAdapter)  # the method has checked it
@@ -71,17 +92,12 @@ def _new_head(session: Session) -> Head:
 
 def class_weights(session: Session) -> ClassWeights:
     """Return the base's class weights for the task that is learned."""
-    return session.encoder.class_weights(_shots(session).classes, progress=session.options.progress)
+    return session.encoder.class_weights(session.shots.classes, progress=session.options.progress)
 
 
 def feature_cache(session: Session) -> FeatureCache | None:
     """Return the cache of features, which is worth it where several heads are learned on them."""
     return FeatureCache.default() if session.setting.head_name is not None else None
-
-
-def _shots(session: Session) -> Labelled:
-    assert session.problem.shots is not None  # settings with heads have shots
-    return session.problem.shots
 
 
 def _augmented_features(session: Session, model: nn.Module, shots: Labelled) -> Tensor:

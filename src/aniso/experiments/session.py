@@ -171,10 +171,16 @@ class Session:
             composition.values.fill_(1.0)
         return composition
 
-    @property
+    @cached_property
     def objective(self) -> Objective:
         """The objective that is minimised."""
-        return self.problem.objective
+        return self.setting.method.objective(self)
+
+    @property
+    def shots(self) -> Labelled:
+        """The items that a head is learned from, in settings that have them."""
+        assert self.problem.shots is not None
+        return self.problem.shots
 
     @cached_property
     def keep(self) -> Keep:
@@ -192,8 +198,8 @@ class Session:
         model = self.with_own_vector(task)
         return accuracy(predict(model, split, workers=self.options.workers), split).value
 
-    def fit(self, trained: Trainable) -> Fit:
-        """Minimise the objective over something trainable, with the setting's schedule."""
+    def fit(self, trained: Trainable, *, keep: Keep | None = None) -> Fit:
+        """Minimise the objective over something trainable; ``keep`` replaces the setting's rule."""
         method, options = self.setting.method, self.options
         assert isinstance(method, TrainingMethod)
         schedule, note = method.session_schedule(self)
@@ -201,7 +207,7 @@ class Session:
             trained,
             self.objective,
             schedule,
-            keep=self.keep,
+            keep=keep or self.keep,
             seed=self.setting.seed,
             directory=options.directory,
             resume=options.resume,
@@ -235,10 +241,10 @@ class Session:
         learned, steps = {}, None
         if isinstance(method, TrainingMethod):
             schedule = method.resolved_schedule(self.setting)
-            terms = [term for _, term in problem.objective.data_terms]
+            terms = [term for _, term in self.objective.data_terms]
             learned = {term.split.name: len(term.split) for term in terms}
             reserved = [0.0 if self.setting.is_online else term.reserved_share for term in terms]
-            target = problem.objective.target
+            target = self.objective.target
             splits = [(term.split, ()) for term in terms]
             steps = EpochSampler(splits, schedule, self.setting.seed, reserved, target).total_steps
         head = None

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from aniso.data import Batch, Batches
+from aniso.data import Batch, Batches, cat_padded
 from aniso.errors import NumericalError, UsageError, printable
 from aniso.learn.heads import Classifier
 from aniso.learn.objectives import DataTerm, Objective, TermInputs, logits_of
-from aniso.learn.unwrap import head_for
 from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
 from aniso.vectors import Bank, Block, TaskVector
@@ -64,7 +63,7 @@ def weight_gradient(
     try:
         for weight, term in objective.data_terms:
             _require_fixed_targets(term)
-            head = head_for(encoder, term.split)
+            head = term.classifier(encoder)
             views = term.views(encoder)
             size = min(batch_size, term.split.default_batch_size)
             done = 0
@@ -96,7 +95,7 @@ def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[s
 
 
 def _inputs(model: Callable[[Tensor], Tensor], head: Classifier | None, batch: Batch) -> TermInputs:
-    features = model(torch.cat(batch.views))
+    features = model(cat_padded(batch.views))
     own = torch.split(features, [len(view) for view in batch.views])
     labels = None if batch.labels is None else batch.labels.to(features.device)
     return TermInputs(tuple(own), logits_of(head, own), labels)

@@ -25,7 +25,6 @@ from aniso.learn._training.validation import Validation, scores
 from aniso.learn.fit import Fit
 from aniso.learn.keep import Keep, Last
 from aniso.learn.objectives import Objective, Term, TermInputs, logits_of
-from aniso.learn.unwrap import head_for
 from aniso.progress import ProgressCallback
 from aniso.records import EpochRow
 
@@ -168,7 +167,7 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
     device = composition.values.device
     total = 0.0
     for weight, term in objective.data_terms:
-        head = head_for(composition, term.split)
+        head = term.classifier(composition)
         views = term.views(composition)
         size = min(_AT_ONCE, term.split.default_batch_size)
         for batch in Batches(term.split, *views, size=size, seed=seed):

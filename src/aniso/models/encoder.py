@@ -57,6 +57,10 @@ class Views(Protocol):
         """Return what a user should know about items as this model reads them."""
         ...
 
+    def augmented(self, name: str) -> Any:
+        """Return the view that self-training compares with the whole item."""
+        ...
+
     @property
     def eval(self) -> Any: ...
     @property

@@ -120,6 +120,13 @@ class TextTransforms:
             return ()
         return (f"{name}: {cut:,} of {len(items):,} texts are longer than {self.tokens.length} tokens: cut",)
 
+    def augmented(self, name: str) -> DroppedTokens:
+        """Return the view that self-training compares with the whole text, the strong one by any name.
+
+        The other views are the whole text, which would be compared with itself.
+        """
+        return self.strong
+
     @cached_property
     def eval(self) -> WholeText:
         """Also the weak view of self-training on test texts."""

@@ -139,6 +139,11 @@ class Transforms:
         """Return what a user should know about items as this model reads them: nothing, for images."""
         return ()
 
+    def augmented(self, name: str) -> Crop | Strong:
+        """Return the view that self-training compares with the whole item: train, few_shot or strong."""
+        found: Crop | Strong = getattr(self, name)
+        return found
+
     @cached_property
     def eval(self) -> Whole:
         """For evaluation; also the weak view of self-training."""

@@ -14,7 +14,7 @@ from aniso.report.groups import experiments, mixed, require_one_experiment
 from aniso.report.layouts import Layout, field_text, layout_for
 from aniso.report.results import Column, Results, Row, Seeds
 
-_ORDER = ("none", "vector", "search", "weights", "gradient-free", "layernorm", "coefficients")
+_ORDER = ("none", "vector", "search", "weights", "gradient-free", "setfit", "layernorm", "coefficients")
 _IDENTITY = (
     "model",
     "linearised",

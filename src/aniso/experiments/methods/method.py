@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aniso.experiments.result import MethodPlan, MethodResult
     from aniso.experiments.session import Session
     from aniso.experiments.settings.setting import Setting
-    from aniso.learn import Fit, Trainable
+    from aniso.learn import Fit, Objective, Trainable
     from aniso.records import Metrics
     from aniso.schedule import Schedule
     from aniso.vectors import Bank
@@ -61,6 +61,10 @@ class Method(Options, ABC):
     def spec(self, setting: Setting) -> JsonObject:
         """Return the options as plain data, with nothing left to a default."""
         return self.model_dump(mode="json")
+
+    def objective(self, session: Session) -> Objective:
+        """Return the objective that is minimised: the problem's, unless the method has its own."""
+        return session.problem.objective
 
     @abstractmethod
     def plan(self, session: Session) -> MethodPlan:

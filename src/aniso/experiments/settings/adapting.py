@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from aniso.errors import InputError, printable
 from aniso.experiments.options import option
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.settings.setting import Setting
@@ -110,6 +111,14 @@ class SingleTaskSetting(AdaptingSetting, ImageSetting, ABC):
         from aniso.learn import Best, CrossEntropy, Last
         from aniso.learn.search import POINTS
 
+        if len(task.classes) < 2 and (self.method.minimises or self.method.chooses):
+            only = printable(task.classes.names[0])
+            raise InputError(
+                "DATA-CLASS",
+                f"{printable(task.name)} has one class, '{only}', so there is nothing to learn",
+                expected="at least two classes",
+                fix=f"add {part.item_kind} of another class; aniso eval needs no second one",
+            )
         # a search has nothing else to choose its scale by
         chosen = self.keep == "best" or (self.method.chooses and not self.method.minimises)
         return Problem(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 from pydantic import BeforeValidator
 
@@ -57,6 +58,8 @@ class FewShot(SingleTaskSetting):
         group="Output",
         strict=False,
     )
+
+    excluded: ClassVar[Mapping[str, str]] = {}
 
     @property
     def schedule(self) -> Schedule:

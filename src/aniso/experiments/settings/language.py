@@ -39,7 +39,7 @@ class Language(AdaptingSetting):
         None, help="Longest text in tokens; default: 512, or the model's limit if lower.", group="Task", ge=2
     )
 
-    excluded = dict.fromkeys(("search", "vector", "layernorm"), _IMAGES)
+    excluded = dict.fromkeys(("search", "vector", "layernorm", "setfit"), _IMAGES)
     excluded_rules: ClassVar[Mapping[str, str]] = {
         "features": "texts have no image features to select by: blockwise-gradient, say"
     }

@@ -44,7 +44,8 @@ class Negation(ImageSetting):
     )
 
     excluded: ClassVar[Mapping[str, str]] = {
-        "vector": "adding the target's vector does not take it out: search, or learn coefficients"
+        **ImageSetting.excluded,
+        "vector": "adding the target's vector does not take it out: search, or learn coefficients",
     }
 
     @property

@@ -59,7 +59,7 @@ class Setting(Options, ABC):
 
     summary: ClassVar[str] = ""
     """One sentence for the command's help; the class's docstring if empty."""
-    excluded: ClassVar[Mapping[str, str]] = {}
+    excluded: ClassVar[Mapping[str, str]] = {"setfit": "it learns from pairs of shots: fit few-shot"}
     """Methods that do not fit, each with the reason."""
 
     @field_validator("method", mode="plain")

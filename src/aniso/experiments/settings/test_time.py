@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aniso.experiments.session import Session
     from aniso.learn import Objective
 
-_LABELLED = ("cross-entropy", "language", "coefficient-norm")
+_LABELLED = ("cross-entropy", "cosine-pairs", "language", "coefficient-norm")
 _LABELS = "it trains on labels, or evaluates them: coefficients, layernorm, or none for zero-shot"
 _GRADIENT = "without labels there is no gradient to select by: random, or features"
 
@@ -82,7 +82,7 @@ class TestTime(AdaptingSetting, ImageSetting):
         "reliable", help="SAR: images that the mean of the loss is over.", group="Objective"
     )
 
-    excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free"), _LABELS)
+    excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free", "setfit"), _LABELS)
     excluded_rules = dict.fromkeys(("gradient", "blockwise-gradient", "pursuit"), _GRADIENT)
 
     @property

@@ -10,12 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.data import Batch, cat_padded
+from aniso.compose import Composition
+from aniso.data import Batch, Pieces, cat_padded
 from aniso.learn._training.companions import Companions
 from aniso.learn._training.trainable import Trainable
 from aniso.learn.heads import Classifier
 from aniso.learn.objectives import DataTerm, Objective, TermInputs, logits_of
-from aniso.learn.unwrap import head_for
 from aniso.schedule import Precision
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ class BoundTerm:
 def bind(objective: Objective, trainable: Trainable) -> list[BoundTerm]:
     """Return an objective's data terms with their classifiers."""
     return [
-        BoundTerm(weight, term, head_for(trainable.model, term.split, trainable.head))
+        BoundTerm(weight, term, term.classifier(trainable.model, trainable.head))
         for weight, term in objective.data_terms
     ]
 
@@ -51,6 +51,9 @@ class Forward:
         self._terms = terms
         self._companions = companions
         self._dtype = _HALF.get(precision)
+        model = trainable.model
+        # weights that are not kept would be composed once more, or read from disk, for every piece
+        self._one_pass = isinstance(model, Composition) and bool(model.plan.recomputed)
 
     def __call__(self, batches: Sequence[Batch], progress: float) -> list[TermInputs]:
         """Return the inputs of every term's loss; views that need no gradient go first, without one."""
@@ -75,7 +78,9 @@ class Forward:
             return ()
         half = self._dtype is not None
         with torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=half):
-            features = self._model(cat_padded(views).to(self._device)).float()
+            batch = cat_padded(views)
+            pieces = Pieces((batch,), None) if self._one_pass else Pieces.of(batch)
+            features = pieces.joined([self._model(piece.to(self._device)).float() for piece in pieces.inputs])
         return torch.split(features, [len(view) for view in views])
 
 

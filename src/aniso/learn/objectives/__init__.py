@@ -6,6 +6,7 @@ An objective is one file of this package, with a class decorated by ``@register(
 from aniso.learn.objectives.coefficient_norm import CoefficientNorm
 from aniso.learn.objectives.companion import Companion, Losses, RunContext
 from aniso.learn.objectives.contrastive import Contrastive
+from aniso.learn.objectives.cosine_pairs import CosinePairs
 from aniso.learn.objectives.cross_entropy import CrossEntropy
 from aniso.learn.objectives.entropy import Entropy
 from aniso.learn.objectives.fixmatch import FixMatch
@@ -30,6 +31,7 @@ __all__ = [
     "RunContext",
     "Losses",
     "CrossEntropy",
+    "CosinePairs",
     "LanguageLoss",
     "CoefficientNorm",
     "Entropy",

@@ -35,7 +35,7 @@ class Contrastive(UnlabelledTerm):
     split: Unlabelled
     temperature: float = 0.2
     strong: str = "few_shot"
-    """Transform of the second view: few_shot, strong or train."""
+    """Transform of the second view: few_shot, strong or train; texts have one, which drops tokens."""
     on: str = "features"
     """Compare features, or logits."""
 
@@ -55,7 +55,7 @@ class Contrastive(UnlabelledTerm):
 
     def views(self, model: nn.Module) -> tuple[View, ...]:
         transforms = encoder_of(model).transforms
-        return transforms.eval, getattr(transforms, self.strong)
+        return transforms.eval, transforms.augmented(self.strong)
 
     def loss(self, inputs: TermInputs) -> Tensor:
         one, other = inputs.features if self.on == "features" else inputs.logits

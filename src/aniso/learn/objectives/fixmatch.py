@@ -52,7 +52,7 @@ class FixMatch(UnlabelledTerm):
     most: int = 100
     """Largest number of trusted images per class."""
     strong: str = "few_shot"
-    """Transform of the augmented view: few_shot, strong or train."""
+    """Transform of the augmented view: few_shot, strong or train; texts have one, which drops tokens."""
     trusted_by: str = "score"
     """``score`` ranks all images by each class's score, ``prediction`` those that are predicted as it."""
 
@@ -90,7 +90,7 @@ class FixMatch(UnlabelledTerm):
 
     def views(self, model: nn.Module) -> tuple[View, ...]:
         transforms = encoder_of(model).transforms
-        return transforms.eval, getattr(transforms, self.strong)
+        return transforms.eval, transforms.augmented(self.strong)
 
     def trust(self, logits: Tensor) -> Tensor:
         """Return the label of every trusted image, and -1 for all others, from the logits of all images.

@@ -14,8 +14,10 @@ from aniso.compose import CoefficientIndex
 from aniso.data import Split, TextDataset
 from aniso.data.batches import View
 from aniso.errors import UsageError, printable
+from aniso.learn.heads import Classifier, Head
 from aniso.learn.objectives.companion import Companion, RunContext
 from aniso.learn.objectives.term_inputs import TermInputs
+from aniso.learn.unwrap import encoder_of, head_for, require_items
 from aniso.records import JsonValue
 
 
@@ -71,6 +73,8 @@ class DataTerm(Term):
     split: Split | TextDataset
     needs_labels: ClassVar[bool]
     """True if the split must hold the targets: labels of images, or the tokens of texts."""
+    uses_logits: ClassVar[bool] = True
+    """False if the loss is one of features alone, so that no classifier is made for the split."""
     no_grad_views: ClassVar[int] = 0
     """How many of the first views go through the model without gradients."""
     reserved_share: ClassVar[float] = 0.0
@@ -90,6 +94,14 @@ class DataTerm(Term):
     @abstractmethod
     def views(self, model: nn.Module) -> tuple[View, ...]:
         """Return the transforms that turn an item of the split into the model's inputs, one per view."""
+
+    def classifier(self, model: nn.Module, own: Head | None = None) -> Classifier | None:
+        """Return what makes the logits of the loss, ``own`` or class weights; None if it uses none."""
+        if self.uses_logits:
+            return head_for(model, self.split, own)
+        if not isinstance(self.split, TextDataset):
+            require_items(encoder_of(model), self.split)
+        return None
 
     averages_counted: ClassVar[bool] = False
     """True if the loss is a mean over some items of a batch only, those that ``counted`` counts."""
