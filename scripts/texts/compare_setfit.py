@@ -7,6 +7,9 @@ Both learn from 40 pairs for every shot, half of them of one class, in one epoch
 and fit a logistic regression. What differs in setfit 1.2.0: it takes its pairs in turn from all pairs of the
 shots, in an order that no seed changes, pairs of a text with itself included, while ours draws a partner at
 random; and its learning rate falls linearly after the warm-up, ours by a cosine.
+
+trec, 8 shots, seeds 0 to 2, 300 test texts: ours 0.803, 0.830 and 0.757, mean 0.797. The package was run here
+for 50 of 120 steps only, on a busy machine; its accuracies are still to be measured by this script.
 """
 
 from __future__ import annotations
