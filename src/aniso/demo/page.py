@@ -13,6 +13,7 @@ from aniso.learn.analysis import by_depth, by_kind, five_numbers
 from aniso.record_files import read_record
 from aniso.records import Metrics
 from aniso.report import Section, Table, bars, boxes, heat_map, page
+from aniso.report.figures import block_label
 from aniso.weights.atomic import write_text
 
 PAGE = "index.html"
@@ -131,7 +132,7 @@ def _figures(directory: Path) -> dict[str, bytes]:
     for name in ("few-shot", "addition", "negation"):
         found = Coefficients.load(directory / name / "coefficients.safetensors")
         out[f"{name} heat"] = heat_map(
-            found.matrix().tolist(), found.vectors, [_short(b) for b in found.blocks]
+            found.matrix().tolist(), found.vectors, [block_label(b) for b in found.block_labels]
         )
         groups: dict[str, Callable[[Coefficients], Any]] = {"kind": by_kind, "depth": by_depth}
         for by, grouped in groups.items():
@@ -139,11 +140,6 @@ def _figures(directory: Path) -> dict[str, bytes]:
     out["addition bars"] = bars(_bars(directory, "addition"))
     out["negation bars"] = bars(_bars(directory, "negation"))
     return out
-
-
-def _short(block: str) -> str:
-    """Shorten a block's name to layer and parameter: ``3.mlp.c_fc.weight``."""
-    return block.removeprefix("visual.").removeprefix("transformer.resblocks.")
 
 
 def _bars(directory: Path, name: str) -> dict[str, dict[str, float]]:

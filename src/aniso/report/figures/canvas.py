@@ -6,11 +6,12 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from aniso.errors import UsageError, printable
 
@@ -52,6 +53,15 @@ _STYLE: dict[str, object] = {
     "svg.hashsalt": "aniso",  # ids in the file are the same every time
     "svg.fonttype": "path",
 }
+
+
+@final
+@dataclass(frozen=True)
+class Plot:
+    """A figure that has not been drawn yet, and its caption."""
+
+    caption: str
+    draw: Callable[[Kind], bytes]
 
 
 class Canvas:
@@ -134,6 +144,51 @@ def spread(
     last = offsets[-1] if offsets else 0.0
     moved = [max(low, min(high - last, fmean(pool))) for pool in pools for _ in pool]
     return [base + offset for base, offset in zip(moved, offsets, strict=True)]
+
+
+_ACROSS = 3  # panels side by side
+
+
+def panel_grid(canvas: Canvas, count: int, size: tuple[float, float], title: str = "") -> list[Axes]:
+    """Replace the plot by a grid of plots, each of this size in inches, that share both axes."""
+    across = min(_ACROSS, count)
+    down = math.ceil(count / across)
+    canvas.axes.remove()
+    canvas.frame(across * size[0], down * size[1] + (0.3 if title else 0))
+    if title:
+        canvas.figure.suptitle(printable(title, 100), x=0.01, ha="left", fontsize=10)
+    grid = list(canvas.figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
+    for i, axes in enumerate(grid):
+        axes.set_visible(i < count)
+        axes.tick_params(labelbottom=i + across >= count)  # the lowest of its column
+    canvas.axes = grid[0]
+    return grid[:count]
+
+
+def footnote(canvas: Canvas, text: str) -> None:
+    """Write a note below everything else, such as what bars mean."""
+    if text:
+        canvas.figure.set_size_inches(canvas.width, canvas.height + 0.2)
+        canvas.figure.supxlabel(printable(text, 200), x=0.01, ha="left", fontsize=7.5, color=GREY)
+
+
+def legend_below(canvas: Canvas, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Draw a legend below the plots, in as many columns as there is room for."""
+    if not names:
+        return
+    longest = max(len(short(name)) for name in names)
+    columns = max(1, min(len(names), int(canvas.width * 12 / (longest + 6))))
+    canvas.frame(canvas.width, canvas.height + 0.2 * (math.ceil(len(names) / columns) - 1))
+    legend = canvas.figure.legend(
+        handles,
+        [str(i) * longest for i in range(len(names))],
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+    )
+    # set afterwards: matplotlib leaves out names that begin with an underscore
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(short(name))
 
 
 def unfit(what: str, found: str, expected: str) -> UsageError:
