@@ -166,9 +166,18 @@ def panel_grid(canvas: Canvas, count: int, size: tuple[float, float], title: str
 
 
 def footnote(canvas: Canvas, text: str) -> None:
-    """Write a note below everything else, such as what bars mean."""
-    if text:
-        canvas.figure.set_size_inches(canvas.width, canvas.height + 0.2)
+    """Write a note below the plots, such as what bars mean; call it after ``legend_below``."""
+    if not text:
+        return
+    canvas.figure.set_size_inches(canvas.width, canvas.height + 0.2)
+    if canvas.figure.legends:  # both would be at the bottom
+        from matplotlib.font_manager import FontProperties
+
+        legend = canvas.figure.legends[0]
+        legend.set_title(printable(text, 200), prop=FontProperties(size=7.5))
+        legend.get_title().set_color(GREY)
+        legend.set_alignment("left")
+    else:
         canvas.figure.supxlabel(printable(text, 200), x=0.01, ha="left", fontsize=7.5, color=GREY)
 
 

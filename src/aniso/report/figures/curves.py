@@ -52,7 +52,8 @@ def _draw(found: Results, kind: Kind) -> bytes:
     panel = LinePanel(lines, _levels(found))
     axis = Axis(_LABELS[found.setting], {c.x: f"{c.x:g}" for c in found.columns}, logarithmic=True)
     note = interval_note([panel], len(found.seeds)) if lines else ""
-    title = f"{found.name}: mean over {found.count}"
+    tasks = found.all_tasks
+    title = f"{found.name}: {tasks[0] if len(tasks) == 1 else f'mean over {found.count}'}"
     return draw_lines([panel], axis, "test accuracy, %", title, note, kind=kind)
 
 

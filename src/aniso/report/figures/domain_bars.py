@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.container import BarContainer
 
 
+_LETTER = 0.078  # inches, the width of a letter
+
+
 def plan_domain_bars(records: Sequence[Record]) -> Plot | None:
     """Plan bars by data set and method, a panel per number of shots; None without other data."""
     found = domain_accuracies(records)
@@ -42,6 +45,7 @@ def _draw(found: DomainAccuracies, kind: Kind) -> bytes:
         handles: dict[str, BarContainer] = {}
         for shots, axes in zip(found.shots, places, strict=True):
             _group(axes, found, shots, rows, handles)
+            _turn_long_names(axes, found.data_sets, width)
             if len(places) > 1:
                 axes.set_title(_shots(shots), fontsize=9)
         label = "difference to zero-shot, points" if found.zero_shot else "test accuracy, %"
@@ -61,6 +65,13 @@ def _panels(canvas: Canvas, found: DomainAccuracies, width: float) -> list[Axes]
 
 def _shots(count: int) -> str:
     return f"{count} shot{'' if count == 1 else 's'}"
+
+
+def _turn_long_names(axes: Axes, names: Sequence[str], width: float) -> None:
+    """Turn the names below the bars if they would overlap."""
+    if _LETTER * max(len(short(name, longest=24)) for name in names) > 0.9 * width / len(names):
+        for label in axes.get_xticklabels():
+            label.set(rotation=20, ha="right", rotation_mode="anchor")
 
 
 def _group(
@@ -88,6 +99,6 @@ def _group(
         )
         handles.setdefault(method, drawn)
     axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.set_xticks(range(len(found.data_sets)), [short(name, 14, 28) for name in found.data_sets])
+    axes.set_xticks(range(len(found.data_sets)), [short(name, longest=24) for name in found.data_sets])
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")

@@ -88,10 +88,14 @@ def _single(canvas: Canvas, panel: LinePanel, axis: Axis, y_label: str, title: s
     canvas.frame(6.8, max(4.0, 0.42 * len(panel.lines) + 1), heading)
     axes = canvas.axes
     ends: list[_End] = []
+    right = max((line.points[-1][0] for line in panel.lines), default=0.0)
     for i, line in enumerate(panel.lines):
         _curve(axes, line, i)
         place, last = line.points[-1]
-        ends.append((last.mean, place, line.name, colour(i)))
+        if place == right:
+            ends.append((last.mean, place, line.name, colour(i)))
+        else:  # a line from here to the edge would look like part of the curve
+            _name_at_point(axes, line, colour(i))
     for name, level in panel.levels.items():
         axes.axhline(level, color=GREY, linestyle=DASHES, linewidth=1.2)
         ends.append((level, None, name, GREY))
@@ -143,6 +147,13 @@ def _set_axes(axes: Axes, axis: Axis) -> None:
     axes.set_xlabel(axis.label)
     axes.grid(axis="y")
     axes.margins(y=0.08)
+
+
+def _name_at_point(axes: Axes, line: Line, ink: str) -> None:
+    """Write the name of a line that ends early above its last point."""
+    place, last = line.points[-1]
+    above = (place, last.mean + (last.error or 0.0))
+    axes.annotate(short(line.name, 24), above, (0, 5), textcoords="offset points", color=ink, va="bottom")
 
 
 def _end_labels(canvas: Canvas, ends: Sequence[_End]) -> None:

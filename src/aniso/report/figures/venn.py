@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from itertools import combinations
 from statistics import fmean
 
@@ -40,9 +40,13 @@ def plan_venn(records: Sequence[Record]) -> Plot | None:
         if len(chosen) > 1 and keys:
             runs = {name: [methods[name][key] for key in keys] for name in chosen}
             shares = _shares([base[task] for task, _ in keys], runs)
-            counts = f"{len({t for t, _ in keys})} tasks, {len({s for _, s in keys})} seeds"
+            counts = f"{_count({t for t, _ in keys}, 'task')}, {_count({s for _, s in keys}, 'seed')}"
             return _plot(found, chosen, shares, shots, counts)
     return None
+
+
+def _count(found: Sized, noun: str) -> str:
+    return f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
 
 
 def _preference(row: Row) -> tuple[bool, bool]:
@@ -69,7 +73,7 @@ def _shares(base: Sequence[Record], runs: Mapping[str, Sequence[Record]]) -> _Sh
 
 
 def _plot(found: Results, names: Sequence[str], shares: _Shares, shots: int, counts: str) -> Plot:
-    title = f"{found.name}, {shots} shot{'' if shots == 1 else 's'}: errors of the base that become right"
+    title = f"{found.name}, {shots} shot{'' if shots == 1 else 's'}: images newly classified correctly"
     note = f"per cent of test images, mean over {counts}; circles are not to scale"
     return Plot(
         "Test images that the base gets wrong and methods get right",
