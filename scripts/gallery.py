@@ -1,6 +1,6 @@
 """Draw the pictures of docs/gallery.md from committed records and the bundled bank, and write the page.
 
-    python scripts/gallery.py
+python scripts/gallery.py
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PICTURES = (
     ),
     Picture(
         "venn", "Complementarity",
-        "Of the test images that the base gets wrong, the share that each method gets right, and the overlap.",
+        "Images that the base gets wrong and a method gets right, per cent of all test images.",
         "venn", "few-shot",
     ),
     Picture(
@@ -178,7 +178,7 @@ def main(names: Sequence[str]) -> None:
         if len(content) > LARGEST:
             sys.exit(f"{picture.name}: {len(content):,} bytes")
         (PLACE / f"{picture.name}.png").write_bytes(content)
-        print(f"{picture.name}: {len(content):,} bytes")  # noqa: T201
+        print(f"{picture.name}: {len(content):,} bytes")
     PAGE.write_text(page())
 
 
