@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "docs" / "gallery"
 PAGE = ROOT / "docs" / "gallery.md"
 LARGEST = 60_000  # bytes of a picture
-_WIDTH = 1200  # pixels
+_WIDTH = 1400  # pixels
 _COLOURS = 96
 
 
@@ -134,7 +134,7 @@ def drawn(picture: Picture) -> bytes:
 
 
 def smaller(png: bytes) -> bytes:
-    """Return the picture with a palette, at most 1200 pixels wide."""
+    """Return the picture with a palette, at most 1400 pixels wide."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(png)).convert("RGB")

@@ -146,12 +146,24 @@ def spread(
     return [base + offset for base, offset in zip(moved, offsets, strict=True)]
 
 
-_ACROSS = 3  # panels side by side
+def panels_across(count: int) -> int:
+    """Return how many panels stand side by side: at most three, and two if there are four."""
+    return 2 if count == 4 else min(3, count)
+
+
+def keep_outer_labels(places: Sequence[Axes]) -> None:
+    """Remove labels of axes that a panel below or to the left has."""
+    across = panels_across(len(places))
+    for i, axes in enumerate(places):
+        if i % across:
+            axes.set_ylabel("")
+        if i + across < len(places):
+            axes.set_xlabel("")
 
 
 def panel_grid(canvas: Canvas, count: int, size: tuple[float, float], title: str = "") -> list[Axes]:
     """Replace the plot by a grid of plots, each of this size in inches, that share both axes."""
-    across = min(_ACROSS, count)
+    across = panels_across(count)
     down = math.ceil(count / across)
     canvas.axes.remove()
     canvas.frame(across * size[0], down * size[1] + (0.3 if title else 0))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from aniso.errors import UsageError, printable
-from aniso.report.figures.canvas import COLOURS, GREY, Kind, drawing, panel_grid, short
+from aniso.report.figures.canvas import COLOURS, GREY, Kind, drawing, keep_outer_labels, panel_grid, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def box_panels(
             if len(panels) > 1:
                 axes.set_title(short(name), fontsize=9)
         if len(panels) > 1:
-            _keep_outer_labels(places)
+            keep_outer_labels(places)
     return canvas.content
 
 
@@ -135,12 +135,6 @@ def _draw_boxes(
         capprops=line,
     )
     _box_axes(axes, depths, names)
-
-
-def _keep_outer_labels(places: Sequence[Axes]) -> None:
-    """Remove labels of axes that the panel below or to the left has."""
-    for axes in places:
-        axes.label_outer(remove_inner_ticks=False)
 
 
 def _box_axes(axes: Axes, depths: bool, names: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from aniso.report.figures.canvas import (
     colour,
     drawing,
     footnote,
+    keep_outer_labels,
     legend_below,
     marker,
     panel_grid,
@@ -108,15 +109,15 @@ def _several(canvas: Canvas, panels: Sequence[LinePanel], axis: Axis, y_label: s
     places = panel_grid(canvas, len(panels), (3.3, 3.0), title)
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     handles: dict[str, object] = {}
-    for n, (panel, axes) in enumerate(zip(panels, places, strict=True)):
+    for panel, axes in zip(panels, places, strict=True):
         for line in panel.lines:
             handles[line.name] = _curve(axes, line, names.index(line.name))
         for name, level in panel.levels.items():
             handles[name] = axes.axhline(level, color=GREY, linestyle=DASHES, linewidth=1.2)
         axes.set_title(short(panel.title, longest=60), fontsize=9)
         _set_axes(axes, axis)
-        if n == 0:
-            axes.set_ylabel(y_label)
+        axes.set_ylabel(y_label)
+    keep_outer_labels(places)
     legend_below(canvas, list(handles.values()), list(handles))
 
 
