@@ -5,6 +5,7 @@ python scripts/gallery.py
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import tempfile
@@ -41,7 +42,7 @@ class Picture:
         return f"aniso report experiments/{self.experiment}/records --figure {self.figure} -o figures"
 
 
-_NOT_PAPER = "One seed."
+_ONE_SEED = "One seed."
 PICTURES = (
     Picture(
         "few-shot-curves", "Few-shot accuracy",
@@ -76,23 +77,23 @@ PICTURES = (
     ),
     Picture(
         "heatmap-addition", "Coefficients: heat map of addition",
-        f"One model for eight tasks. {_NOT_PAPER}",
+        f"One model for eight tasks. {_ONE_SEED}",
         "coefficient-heatmap", "coefficients", "addition",
     ),
     Picture(
         "boxes-kind-addition", "Coefficients of addition by type of block",
         "The twelve types of block of a layer: W and b are weights and biases, γ and β those of norms. All "  # noqa: RUF001
-        f"eight vectors, and the first five of them. {_NOT_PAPER}",
+        f"eight vectors, and the first five of them. {_ONE_SEED}",
         "coefficient-boxes-kind", "coefficients", "addition",
     ),
     Picture(
         "boxes-depth-addition", "Coefficients of addition by layer",
-        f"All eight vectors, and the first five of them. {_NOT_PAPER}",
+        f"All eight vectors, and the first five of them. {_ONE_SEED}",
         "coefficient-boxes-depth", "coefficients", "addition",
     ),
     Picture(
         "boxes-kind-negation", "Coefficients of negation by type of block",
-        f"Weight matrices have the largest negative coefficients. {_NOT_PAPER}",
+        f"Weight matrices have the largest negative coefficients. {_ONE_SEED}",
         "coefficient-boxes-kind", "coefficients", "negation",
     ),
     Picture(
@@ -101,9 +102,9 @@ PICTURES = (
         "coefficient-heatmap", "coefficients", "few-shot",
     ),
     Picture(
-        "similarity", "Cosines between task vectors",
-        "The bundled bank; [analyses](howto/analyse.md) need no records.",
-        command=("analyse", "similarity", "--bank", "mini"),
+        "distributions", "Mean features of tasks",
+        "The tasks of the bundled bank; [analyses](howto/analyse.md) need no records.",
+        command=("analyse", "distributions", "--bank", "mini"),
     ),
 )  # fmt: skip
 NOT_SHOWN = {"validation-share-curves": "no committed experiment has several shares of the validation data"}
@@ -127,7 +128,8 @@ def drawn(picture: Picture) -> bytes:
         return smaller(draw_figure(picture.figure, records_of(picture)))
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "figure.png"
-        code = aniso([*picture.command, "-o", str(path), "--json"])
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = aniso([*picture.command, "-o", str(path)])
         if code:
             sys.exit(code)
         return smaller(path.read_bytes())

@@ -68,13 +68,13 @@ _ADDITION = (
 )
 _NEGATION = (
     "Coefficients for the digits' vector that lower the accuracy on digits and keep colours at 95 % or more "
-    "of their zero-shot accuracy on validation images. The scale of the search and the step of the learned "
-    "run are chosen by this rule on the same images; both have about twenty to choose from."
+    "of their zero-shot accuracy on validation images. The search chooses one of 21 scales by this rule, the "
+    "learned run one of 16 looks, one every two steps, on the same images."
 )
 _FORGOTTEN = (
     "Both methods are at or below guessing, which is {guessing} for digits: the task is forgotten. A number "
-    "below guessing is not forgotten further; the model is then wrong more consistently. Learning minimises "
-    "the loss on colours minus that on digits, and so what it does to colours is the difference to look at."
+    "below guessing is not forgotten further; the model is then wrong more consistently. Learning raises the "
+    "loss on digits, not the number of errors, and lowers that on colours: there compare the two."
 )
 
 
