@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from aniso.coefficient_matrix import CoefficientMatrix
 from aniso.errors import printable
 from aniso.json_value import JsonObject
 from aniso.json_value import JsonValue as JsonValue
@@ -226,10 +227,13 @@ class Spec(_Part):
 
 
 class Summary(_Part):
-    """Least, quartiles and greatest of a run's coefficients, by kind of block and by depth."""
+    """A run's coefficients: least, quartiles and greatest by kind of block and by depth, and all of them."""
 
     kind: dict[str, FiveNumbers] = Field(default_factory=dict)
     depth: dict[str, FiveNumbers] = Field(default_factory=dict)
+    matrix: CoefficientMatrix | None = None
+    """None in records of earlier versions, and where ``omitted`` says why."""
+    omitted: str = ""
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Summary:

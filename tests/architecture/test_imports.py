@@ -19,6 +19,7 @@ LEVELS = {
     "errors": 0,
     "registry": 1,
     "classes": 1,
+    "coefficient_matrix": 1,
     "records": 2,
     "record_files": 3,
     "progress": 0,

@@ -21,7 +21,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", [*NAMES, "test-time-rates", "joint-epochs"])
+@pytest.mark.parametrize("name", [*NAMES, "test-time-rates", "joint-epochs", "coefficients"])
 def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
     document = read_yaml(EXPERIMENTS / name / "spec.yaml")
     grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")

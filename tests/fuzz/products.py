@@ -192,6 +192,14 @@ class Heads(Target):
         load_head(folder / "head").head.logits(torch.zeros(2, 8))
 
 
+def _matrix() -> Any:
+    from aniso.coefficient_matrix import BlockLabel, CoefficientMatrix
+
+    made = CoefficientMatrix.of(["a", "b"], [BlockLabel("x.0.weight", "weight", 0)], [[0.5], [-1.0]])
+    assert made is not None
+    return json.loads(made.model_dump_json())
+
+
 class Records(Target):
     """JSON files of runs, which reports are made of."""
 
@@ -206,7 +214,7 @@ class Records(Target):
             "metrics": {"accuracy": {"cars": score}, "zero_shot": {"cars": 0.5}, "kept_epoch": 3,
                         "history": [{"epoch": 0, "loss": 1.0}]},
             "coefficients": {"kind": {"attention weight": [0, 0.1, 0.2, 0.3, 0.4]},
-                             "depth": {"1": [0, 0, 0, 0, 1]}},
+                             "depth": {"1": [0, 0, 0, 0, 1]}, "matrix": _matrix()},
             "inputs": {"model": "h", "bank": "h", "data": {"cars": "h"}}, "versions": {"aniso": "0"},
             "seconds": 1.5, "peak_memory_bytes": 10, "notes": ["x"],
         }  # fmt: skip

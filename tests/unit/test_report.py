@@ -30,6 +30,7 @@ from aniso.report import (
     read_records,
     table,
 )
+from aniso.report.figures import coefficient_figures
 from aniso.report.figures.canvas import spread
 
 ZERO = {"a": 0.2, "b": 0.4, "c": 0.5, "guard": 0.4}
@@ -504,11 +505,11 @@ def test_a_report_has_every_file_and_repeats():
         assert {
             f"{kind}-{name}.{end}" for kind in ("table", "details") for end in ("md", "csv")
         } <= files.keys()
-    pictures = ("curves-few-shot", "tasks-few-shot", "tasks-addition", "negation-negation")
-    boxed = [f"coefficients-few-shot-learned-{by}" for by in ("kind", "depth")]
+    pictures = ("few-shot-curves-few-shot", "tasks-few-shot", "tasks-addition", "negation-negation")
+    boxed = [f"coefficient-boxes-{by}-few-shot-learned" for by in ("kind", "depth")]
     assert {f"{name}.{kind}" for name in (*pictures, *boxed) for kind in ("png", "svg")} <= files.keys()
     text = files["report.md"].decode()
-    assert "# Everything" in text and "](curves-few-shot.png)" in text and "data of a" in text
+    assert "# Everything" in text and "](few-shot-curves-few-shot.png)" in text and "data of a" in text
     assert files == build(records, "Everything")
 
 
@@ -518,14 +519,16 @@ def test_a_report_can_do_without_figures():
 
 def test_boxes_of_several_runs_are_means_of_the_runs_with_most_shots(monkeypatch):
     drawn = []
-    monkeypatch.setattr("aniso.report.files.boxes", lambda five, *_, **__: drawn.append(five) or b"")
+    monkeypatch.setattr(
+        coefficient_figures, "box_panels", lambda panels, *_, **__: drawn.append(panels) or b""
+    )
     runs = [
         record(shots=n, seed=s, coefficients={"kind": {"k": [s, s, s, s, s + n]}, "depth": {}})
         for n in (1, 8)
         for s in (0, 1)
     ]
     build(runs)
-    assert drawn[0] == {"k": [0.5, 0.5, 0.5, 0.5, 8.5]}
+    assert drawn[0] == {"a": {"k": [0.5, 0.5, 0.5, 0.5, 8.5]}}
 
 
 def test_reports_need_no_torch():
@@ -638,9 +641,12 @@ def test_a_run_of_an_unknown_setting_without_accuracy_is_shown_as_a_gap():
 
 def test_a_report_has_every_file_of_an_unknown_setting():
     files = build([foreign({"a": 0.4}, coefficients=summaries()), record()], "T")
-    assert {"table-ours.md", "details-ours.csv", "tasks-ours.png", "coefficients-ours-learned-kind.svg"} <= (
-        files.keys()
-    )
+    assert {
+        "table-ours.md",
+        "details-ours.csv",
+        "tasks-ours.png",
+        "coefficient-boxes-kind-ours-learned.svg",
+    } <= (files.keys())
 
 
 def test_an_unknown_method_is_a_row_after_the_known_ones():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import checks, options, show
+from aniso.cli import analysis_output, checks, options, show
 from aniso.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -49,14 +49,35 @@ def make(
 
 @app.command("show")
 def show_(
-    file: Annotated[Path, typer.Argument(help="A file of coefficients.")],
+    file: Annotated[Path, typer.Argument(help="A file of coefficients, or the directory of a run.")],
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw a heat map: FILE.png or FILE.svg.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing figure.")] = False,
     json: show.Json = False,
 ) -> None:
     """Show the base and bank of a file of coefficients, and statistics of every vector."""
     checks.existing_file(file)
+    analysis_output.require_figure(figure, overwrite)
     from aniso.compose import Coefficients
+    from aniso.experiments.run_files import COEFFICIENTS
 
-    _report(Coefficients.load(file), json)
+    found = Coefficients.load(file / COEFFICIENTS if file.is_dir() else file)
+    if figure is not None:
+        _draw(found, figure, overwrite)
+    _report(found, json)
+    if figure is not None and not json:
+        show.line(f"wrote {figure}")
+
+
+def _draw(found: Coefficients, figure: Path, overwrite: bool) -> None:
+    from aniso.report.figures import block_label, heat_map
+
+    columns = [block_label(block) for block in found.block_labels]
+    matrix = found.matrix().tolist()
+    analysis_output.write_figure(
+        figure, overwrite, lambda kind: heat_map(matrix, found.vectors, columns, kind=kind)
+    )
 
 
 def _number(item: str) -> tuple[str, float]:

@@ -18,15 +18,25 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory to write.")],
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Report",
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure",
+            help="Write only this figure, such as venn, as PNG and SVG; repeatable. --figure ? lists all.",
+        ),
+    ] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
     """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records."""
     from aniso.record_files import failed_cells
-    from aniso.report import build, experiments, mixed, read_records, table
+    from aniso.report import build, draw_figures, experiments, mixed, read_records, table
+    from aniso.report.figures import find_figure
 
+    for name in figure or ():
+        find_figure(name)
     found = read_records(records)
-    files = build(found, title, figures=figures)
+    files = draw_figures(found, figure) if figure else build(found, title, figures=figures)
     from aniso.weights.atomic import atomic_directory  # imports torch: mistakes are found before
 
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as place:
@@ -38,6 +48,6 @@ def report(
     if json:
         show.as_json({"out": str(out), "records": len(found), "files": sorted(files)})
         return
-    for own in experiments(found).values():
+    for own in () if figure else experiments(found).values():
         show.text(table(own).markdown() + "\n")
     show.line(f"wrote {out}: {len(files)} files from {len(found)} records")

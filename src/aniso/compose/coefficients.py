@@ -14,6 +14,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from aniso.coefficient_matrix import BlockLabel
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.qkv_remap import remap_coefficients
 from aniso.compose.partition import Partition, require_rule
@@ -108,6 +109,11 @@ class Coefficients:
     @property
     def blocks(self) -> tuple[str, ...]:
         return tuple(entry.block.name for entry in self.index.blocks)
+
+    @property
+    def block_labels(self) -> list[BlockLabel]:
+        """Name, kind and layer of every block, for figures and records."""
+        return [BlockLabel(e.block.name, str(e.block.kind), e.block.depth) for e in self.index.blocks]
 
     def __len__(self) -> int:
         return self.index.count

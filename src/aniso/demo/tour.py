@@ -20,7 +20,8 @@ _FEW = (
 _TUNE = ("--lr", "0.0005", "--batch-size", "32", "--no-compare")
 _STEPS = ("--epochs", "4", "--lr", "0.1", "--warmup-steps", "0")
 _JOINT = (*_STEPS, "--batch-size", "96", "--min-steps-per-epoch", "10")
-_AWAY = (*_STEPS, "--batch-size", "64", "--min-steps-per-epoch", "8")
+# a look every two steps: 16 to choose from, where the search has 21 scales
+_AWAY = (*_STEPS, "--batch-size", "64", "--min-steps-per-epoch", "8", "--validate-every", "2")
 _EPOCHS = {"digits": "4", "patterns": "3", "colours": "1"}
 _ALL = tuple(word for name in _EPOCHS for word in ("--task", f"./{name}"))
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from aniso.coefficient_matrix import LARGEST, CoefficientMatrix
 from aniso.compose import Coefficients
 from aniso.experiments.result import RunResult
 from aniso.experiments.settings import Setting
+from aniso.json_value import JsonObject
 from aniso.learn.analysis import by_depth, by_kind, five_numbers
 from aniso.records import SCHEMA, Record, rounded
 from aniso.weights.atomic import write_text
@@ -60,12 +62,27 @@ def record(
     return Record.model_validate_json(json.dumps(rounded(content)))
 
 
-def _summary(coefficients: Coefficients | None) -> dict[str, dict[str, list[float]]] | None:
-    """Minimum, quartiles and maximum of the coefficients by kind of block and by layer."""
+def _summary(coefficients: Coefficients | None) -> JsonObject | None:
+    """Return the coefficients as a matrix, and their five numbers by kind of block and by layer."""
     if coefficients is None:
         return None
     groups = {"kind": by_kind(coefficients), "depth": by_depth(coefficients)}
-    return {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
+    numbers = {by: {name: five_numbers(v) for name, v in found.items()} for by, found in groups.items()}
+    matrix = coefficient_matrix(coefficients)
+    omitted = "" if matrix else f"{len(coefficients):,} coefficients take more than {LARGEST // 1000} kB"
+    stored = {"matrix": matrix.model_dump(mode="json", exclude_defaults=True)} if matrix else {}
+    return numbers | stored | ({"omitted": omitted} if omitted else {})
+
+
+def coefficient_matrix(coefficients: Coefficients) -> CoefficientMatrix | None:
+    """Return the coefficients as records hold them; None if there are too many cells."""
+    most = max((entry.partition.count for entry in coefficients.index.blocks), default=1)
+    note = "one coefficient per vector, the same in all blocks" if coefficients.partition.is_shared else ""
+    if most > 1:
+        note = f"means over the parts of a block, up to {most:,} ({coefficients.partition})"
+    return CoefficientMatrix.of(
+        coefficients.vectors, coefficients.block_labels, coefficients.matrix().tolist(), note
+    )
 
 
 def _public(value: Any, names: Mapping[str, str]) -> Any:

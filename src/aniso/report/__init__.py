@@ -5,8 +5,8 @@ from aniso.records import Record
 from aniso.report.accuracy import details, table
 from aniso.report.budgets import budgets
 from aniso.report.complementarity import complementarity, gains
-from aniso.report.figures import bars, boxes, few_shot_curves, heat_map, pareto
-from aniso.report.files import build
+from aniso.report.figures import FIGURES, bars, boxes, draw_figure, few_shot_curves, heat_map, pareto
+from aniso.report.files import build, draw_figures
 from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
 from aniso.report.out_of_domain import out_of_domain
@@ -25,6 +25,9 @@ __all__ = [
     "gains",
     "budgets",
     "out_of_domain",
+    "FIGURES",
+    "draw_figure",
+    "draw_figures",
     "few_shot_curves",
     "bars",
     "heat_map",

@@ -13,7 +13,8 @@ from aniso.report.results import Results, standard_error
 from aniso.report.rows import results
 from aniso.report.tables import Cell, Estimate, Table
 
-_Runs = dict[tuple[str, int], Record]  # by task and seed
+TaskRuns = dict[tuple[str, int], Record]
+"""Runs by task and seed."""
 
 
 def complementarity(records: Mapping[str, Record], task: str | None = None) -> dict[frozenset[str], int]:
@@ -80,7 +81,7 @@ def gains(records: Iterable[Record]) -> Table | None:
     base = {record.spec.task: record for row in found.rows if row.fixed for record in row.records}
     sizes = {record.spec.shots or 0 for row in found.rows if not row.fixed for record in row.records}
     for most in sorted(sizes, reverse=True):
-        methods = {row.name: _at(row.records, most) for row in found.rows if not row.fixed}
+        methods = {row.name: runs_by_task(row.records, most) for row in found.rows if not row.fixed}
         pairs = {pair: _pair(base, methods, *pair) for pair in combinations(methods, 2)}
         rows: list[tuple[Cell, ...]] = [(*pair, *shares) for pair, shares in pairs.items() if shares]
         if rows:
@@ -89,7 +90,10 @@ def gains(records: Iterable[Record]) -> Table | None:
 
 
 def _pair(
-    base: Mapping[str | None, Record], methods: Mapping[str, _Runs], one: str, other: str
+    base: Mapping[str | None, Record],
+    methods: Mapping[str, TaskRuns],
+    one: str,
+    other: str,
 ) -> list[Estimate]:
     """Return the shares of two methods over the runs that both have; empty if there are none."""
     shared = [key for key in methods[one] if key in methods[other] and key[0] in base]
@@ -109,7 +113,8 @@ def _table(found: Results, shots: int, rows: Sequence[tuple[Cell, ...]]) -> Tabl
     )
 
 
-def _at(records: Sequence[Record], shots: int) -> _Runs:
+def runs_by_task(records: Sequence[Record], shots: int) -> TaskRuns:
+    """Return the runs with this number of shots by task and seed, if they record which images are right."""
     return {
         (record.spec.task, record.seed): record
         for record in records

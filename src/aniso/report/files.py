@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import fmean
+from typing import TypeVar
 
 from aniso.errors import UsageError
 from aniso.records import Record
 from aniso.report.accuracy import details, table
 from aniso.report.budgets import budgets
 from aniso.report.complementarity import gains
-from aniso.report.figures import Kind, bars, boxes, few_shot_curves, pareto
+from aniso.report.figures import FIGURES, Kind, bars, find_figure, pareto, plan_figure
 from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
 from aniso.report.layouts import layout_for
 from aniso.report.out_of_domain import out_of_domain
-from aniso.report.results import Column, Results, Row
+from aniso.report.results import Column, Results
 from aniso.report.rows import results
 from aniso.report.tables import Table, markdown_text
+
+T = TypeVar("T")
+_MAIN = ("few-shot-curves", "data-share-curves")  # figures that stand beside the table of their experiment
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,19 @@ def build(records: Iterable[Record], title: str = "Report", *, figures: bool = T
     return files
 
 
-def _slugs(groups: dict[str, list[Record]]) -> Iterator[tuple[str, list[Record]]]:
+def draw_figures(records: Iterable[Record], names: Iterable[str]) -> dict[str, bytes]:
+    """Return the named figures as PNG and SVG by file name; of several experiments, each with its name."""
+    records = list(records)
+    files: dict[str, bytes] = {}
+    for name in names:
+        plots = plan_figure(name, records)
+        for slug, plot in _slugs(plots):
+            file = name if len(plots) == 1 else f"{name}-{slug}"
+            files |= {f"{file}.png": plot.draw("png"), f"{file}.svg": plot.draw("svg")}
+    return files
+
+
+def _slugs(groups: dict[str, T]) -> Iterator[tuple[str, T]]:
     """Yield file names that are safe on every file system, also for experiments named '../x' or 'CON'."""
     taken: set[str] = set()
     for name, group in groups.items():
@@ -118,16 +131,35 @@ def _part(
 
 
 def _figures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[_Figure]:
+    """Yield the figures that these records allow; curves first, because the first stands beside the table."""
     layout = layout_for(found.setting)
     if layout.figure == "target-control":
         caption = "Means over targets, standard errors over seeds"
         yield _Figure(f"negation-{slug}", caption, lambda kind: pareto(records, kind=kind))
-    elif layout.figure == "curves":
-        caption = "Means over all tasks (points that lack a task are left out), standard errors over seeds"
-        yield _Figure(f"curves-{slug}", caption, lambda kind: few_shot_curves(records, kind=kind))
+    named = [_Figure(*own) for name in FIGURES for own in _named_figure(name, slug, found, records)]
+    yield from (figure for figure in named if not figure.heading)
     if shown := layout.bars(found.columns):
         yield _bars(slug, found, *shown)
-    yield from _boxes(slug, found)
+    yield from (figure for figure in named if figure.heading)
+
+
+def _named_figure(
+    name: str, slug: str, found: Results, records: Sequence[Record]
+) -> Iterator[tuple[str, str, Callable[[Kind], bytes], str]]:
+    """Yield file name, caption, drawing and heading of a figure, for every method where it is by method."""
+    wanted = find_figure(name)
+    title = f"{found.name}: {wanted.description[0].lower()}{wanted.description[1:]}"
+    if not wanted.by_method:
+        plot = wanted.plan(records)
+        if plot:
+            yield f"{name}-{slug}", plot.caption, plot.draw, "" if name in _MAIN else title
+        return
+    taken: set[str] = set()
+    for row in found.rows:
+        plot = wanted.plan(row.records)
+        if plot:
+            file = _free(f"{name}-{slug}-{_plain(row.name) or 'method'}", taken)
+            yield file, plot.caption, plot.draw, f"{title}: {row.name}"
 
 
 def _bars(slug: str, found: Results, column: Column, name: str) -> _Figure:
@@ -140,50 +172,6 @@ def _bars(slug: str, found: Results, column: Column, name: str) -> _Figure:
     caption, title = (f"{text}, {name}" if name else text for text in ("By task", found.name))
     grey = [row.name for row in found.rows if row.fixed]
     return _Figure(f"tasks-{slug}", caption, lambda kind: bars(groups, title, baselines=grey, kind=kind))
-
-
-def _boxes(slug: str, found: Results) -> Iterator[_Figure]:
-    """Yield box plots of coefficients by kind of block and by depth, for every method that has any."""
-    taken: set[str] = set()
-    for row in found.rows:
-        runs = [r for r in _largest(row) if r.coefficients]
-        if not runs:
-            continue
-        label = _free(f"{slug}-{_plain(row.name) or 'method'}", taken)
-        for by, what in (("kind", "kind of block"), ("depth", "depth")):
-            summary = _mean_summary(runs, by)
-            if summary:
-                of = (
-                    "One run"
-                    if len(runs) == 1
-                    else f"Each of a box's five numbers is a mean over {len(runs)} runs"
-                )
-                yield _Figure(
-                    f"coefficients-{label}-{by}",
-                    f"{of}: minimum, quartiles, maximum",
-                    partial(_draw_boxes, summary, f"{found.name}: {row.name}"),
-                    f"{found.name}: coefficients by {what}, {row.name}",
-                )
-
-
-def _draw_boxes(summary: dict[str, list[float]], title: str, kind: Kind) -> bytes:
-    return boxes(summary, title, kind=kind)
-
-
-def _largest(row: Row) -> list[Record]:
-    """Return the runs with most labels: coefficients learned from few have another distribution."""
-    sizes = {id(r): (r.spec.shots or 0, r.spec.fraction or 0.0) for r in row.records}
-    most = max(sizes.values(), default=(0, 0.0))
-    return [record for record in row.records if sizes[id(record)] == most]
-
-
-def _mean_summary(runs: Sequence[Record], by: str) -> dict[str, list[float]]:
-    """Return the mean of each of the five numbers over the runs that have it."""
-    found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for record in runs:
-        for name, numbers in getattr(record.coefficients, by).items():
-            found[name].append(numbers)
-    return {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
 
 
 def _overview(records: Sequence[Record]) -> Section:

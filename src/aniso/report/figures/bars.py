@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from aniso.report.figures.canvas import COLOURS, GREY, LIGHT, Canvas, Kind, colour, drawing, short
+from aniso.report.figures.canvas import (
+    COLOURS,
+    GREY,
+    LIGHT,
+    Canvas,
+    Kind,
+    colour,
+    drawing,
+    legend_below,
+    short,
+)
 
 
 def bars(
@@ -40,7 +48,7 @@ def bars(
             if count <= 24:
                 canvas.axes.bar_label(drawn, fmt="%.0f", padding=1.5, fontsize=7.5, color=GREY)
         _task_axis(canvas, list(groups))
-        _legend(canvas, handles, methods)
+        legend_below(canvas, handles, methods)
     return canvas.content
 
 
@@ -56,21 +64,3 @@ def _task_axis(canvas: Canvas, names: Sequence[str]) -> None:
     axes.set_ylabel("test accuracy, %")
     axes.grid(axis="y")
     axes.tick_params(axis="x", length=0)
-
-
-def _legend(canvas: Canvas, handles: Sequence[Any], names: Sequence[str]) -> None:
-    if not names:
-        return
-    longest = max(len(short(name)) for name in names)
-    columns = max(1, min(len(names), int(canvas.width * 12 / (longest + 6))))
-    canvas.frame(canvas.width, canvas.height + 0.2 * (math.ceil(len(names) / columns) - 1))
-    legend = canvas.figure.legend(
-        handles,
-        [str(i) * longest for i in range(len(names))],
-        loc="outside lower left",
-        ncols=columns,
-        frameon=False,
-    )
-    # set afterwards: matplotlib leaves out names that begin with an underscore
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(short(name))

@@ -6,11 +6,12 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from aniso.errors import UsageError, printable
 
@@ -52,6 +53,15 @@ _STYLE: dict[str, object] = {
     "svg.hashsalt": "aniso",  # ids in the file are the same every time
     "svg.fonttype": "path",
 }
+
+
+@final
+@dataclass(frozen=True)
+class Plot:
+    """A figure that has not been drawn yet, and its caption."""
+
+    caption: str
+    draw: Callable[[Kind], bytes]
 
 
 class Canvas:
@@ -134,6 +144,72 @@ def spread(
     last = offsets[-1] if offsets else 0.0
     moved = [max(low, min(high - last, fmean(pool))) for pool in pools for _ in pool]
     return [base + offset for base, offset in zip(moved, offsets, strict=True)]
+
+
+def panels_across(count: int) -> int:
+    """Return how many panels stand side by side: at most three, and two if there are four."""
+    return 2 if count == 4 else min(3, count)
+
+
+def keep_outer_labels(places: Sequence[Axes]) -> None:
+    """Remove labels of axes that a panel below or to the left has."""
+    across = panels_across(len(places))
+    for i, axes in enumerate(places):
+        if i % across:
+            axes.set_ylabel("")
+        if i + across < len(places):
+            axes.set_xlabel("")
+
+
+def panel_grid(canvas: Canvas, count: int, size: tuple[float, float], title: str = "") -> list[Axes]:
+    """Replace the plot by a grid of plots, each of this size in inches, that share both axes."""
+    across = panels_across(count)
+    down = math.ceil(count / across)
+    canvas.axes.remove()
+    canvas.frame(across * size[0], down * size[1] + (0.3 if title else 0))
+    if title:
+        canvas.figure.suptitle(printable(title, 100), x=0.01, ha="left", fontsize=10)
+    grid = list(canvas.figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
+    for i, axes in enumerate(grid):
+        axes.set_visible(i < count)
+        axes.tick_params(labelbottom=i + across >= count)  # the lowest of its column
+    canvas.axes = grid[0]
+    return grid[:count]
+
+
+def footnote(canvas: Canvas, text: str) -> None:
+    """Write a note below the plots, such as what bars mean; call it after ``legend_below``."""
+    if not text:
+        return
+    canvas.figure.set_size_inches(canvas.width, canvas.height + 0.2)
+    if canvas.figure.legends:  # both would be at the bottom
+        from matplotlib.font_manager import FontProperties
+
+        legend = canvas.figure.legends[0]
+        legend.set_title(printable(text, 200), prop=FontProperties(size=7.5))
+        legend.get_title().set_color(GREY)
+        legend.set_alignment("left")
+    else:
+        canvas.figure.supxlabel(printable(text, 200), x=0.01, ha="left", fontsize=7.5, color=GREY)
+
+
+def legend_below(canvas: Canvas, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Draw a legend below the plots, in as many columns as there is room for."""
+    if not names:
+        return
+    longest = max(len(short(name)) for name in names)
+    columns = max(1, min(len(names), int(canvas.width * 12 / (longest + 6))))
+    canvas.frame(canvas.width, canvas.height + 0.2 * (math.ceil(len(names) / columns) - 1))
+    legend = canvas.figure.legend(
+        handles,
+        [str(i) * longest for i in range(len(names))],
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+    )
+    # set afterwards: matplotlib leaves out names that begin with an underscore
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(short(name))
 
 
 def unfit(what: str, found: str, expected: str) -> UsageError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from aniso.errors import UsageError, printable
-from aniso.report.figures.canvas import COLOURS, GREY, Kind, drawing, short
+from aniso.report.figures.canvas import COLOURS, GREY, Kind, drawing, keep_outer_labels, panel_grid, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,29 +81,60 @@ def thinned_labels(axes: Axes, which: Literal["x", "y"], names: Sequence[str], r
 
 def boxes(five_numbers: Mapping[str, Sequence[float]], title: str = "", *, kind: Kind = "png") -> bytes:
     """Draw boxes from minimum, quartiles and maximum; names that are numbers are depths, left to right."""
-    _require_five(five_numbers)
-    depths = all(name.isdecimal() for name in five_numbers)
-    names = sorted(five_numbers, key=int) if depths else list(five_numbers)
+    return box_panels({"": five_numbers}, title, kind=kind)
+
+
+def box_panels(
+    panels: Mapping[str, Mapping[str, Sequence[float]]], title: str = "", *, kind: Kind = "png"
+) -> bytes:
+    """Draw the boxes of several groups side by side, on common axes; see ``boxes``."""
+    for five_numbers in panels.values():
+        _require_five(five_numbers)
+    found = dict.fromkeys(name for five_numbers in panels.values() for name in five_numbers)
+    depths = all(name.isdecimal() for name in found)
+    names = sorted(found, key=int) if depths else list(found)
     with drawing(kind) as canvas:
-        if depths:
-            canvas.frame(min(14.0, max(5.0, 0.36 * len(names) + 1)), 3.4, title)
+        if len(panels) == 1:
+            (only,) = panels
+            canvas.frame(*_box_size(depths, len(names)), ": ".join(filter(None, (title, only))))
+            places = [canvas.axes]
         else:
-            canvas.frame(6.0, min(40.0, 0.3 * len(names) + 1.2), title)
-        line = {"color": COLOURS[0], "linewidth": 1.1}
-        canvas.axes.bxp(
-            [_box(five_numbers[name]) for name in names],
-            showfliers=False,
-            orientation="vertical" if depths else "horizontal",
-            widths=0.55,
-            patch_artist=True,
-            manage_ticks=False,
-            boxprops={"facecolor": "#cfe3f1", "edgecolor": COLOURS[0], "linewidth": 1.1},
-            medianprops={"color": COLOURS[1], "linewidth": 2},
-            whiskerprops=line,
-            capprops=line,
-        )
-        _box_axes(canvas.axes, depths, names)
+            width, height = _box_size(depths, len(names))
+            places = panel_grid(canvas, len(panels), (0.6 * width, 0.8 * height), title)
+        for (name, five_numbers), axes in zip(panels.items(), places, strict=True):
+            _draw_boxes(axes, names, five_numbers, depths=depths)
+            if len(panels) > 1:
+                axes.set_title(short(name), fontsize=9)
+        if len(panels) > 1:
+            keep_outer_labels(places)
     return canvas.content
+
+
+def _box_size(depths: bool, count: int) -> tuple[float, float]:
+    if depths:
+        return min(14.0, max(5.0, 0.36 * count + 1)), 3.4
+    return 6.0, min(40.0, 0.3 * count + 1.2)
+
+
+def _draw_boxes(
+    axes: Axes, names: Sequence[str], five_numbers: Mapping[str, Sequence[float]], *, depths: bool
+) -> None:
+    line = {"color": COLOURS[0], "linewidth": 1.1}
+    shown = [(place, name) for place, name in enumerate(names, 1) if name in five_numbers]
+    axes.bxp(
+        [_box(five_numbers[name]) for _, name in shown],
+        positions=[place for place, _ in shown],
+        showfliers=False,
+        orientation="vertical" if depths else "horizontal",
+        widths=0.55,
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"facecolor": "#cfe3f1", "edgecolor": COLOURS[0], "linewidth": 1.1},
+        medianprops={"color": COLOURS[1], "linewidth": 2},
+        whiskerprops=line,
+        capprops=line,
+    )
+    _box_axes(axes, depths, names)
 
 
 def _box_axes(axes: Axes, depths: bool, names: Sequence[str]) -> None:

@@ -1,34 +1,19 @@
-"""Accuracy over the number of shots."""
+"""Accuracy over the number of shots, or over the share of the training images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from aniso.records import Record
-from aniso.report.figures.canvas import (
-    DASHES,
-    GREY,
-    POINTS_PER_INCH,
-    Canvas,
-    Kind,
-    colour,
-    drawing,
-    marker,
-    short,
-    spread,
-    unfit,
-)
-from aniso.report.results import Column, Results, Row
+from aniso.report.figures.canvas import Kind, Plot, unfit
+from aniso.report.figures.lines import Axis, Line, LinePanel, draw_lines, interval_note
+from aniso.report.results import Results, Row
 from aniso.report.rows import results
-from aniso.report.tables import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
-_End = tuple[float, float | None, str, str]  # height, where the line ends unless at the edge, name, colour
+_LABELS = {
+    "few-shot": "shots: labelled images per class",
+    "data-fraction": "share of the training images, %",
+}
 
 
 def few_shot_curves(records: Iterable[Record], *, kind: Kind = "png") -> bytes:
@@ -37,85 +22,47 @@ def few_shot_curves(records: Iterable[Record], *, kind: Kind = "png") -> bytes:
     Only means over all tasks are drawn: a point over fewer would not be comparable with its neighbours.
     """
     found = results(records)
-    if found.setting not in ("few-shot", "data-fraction"):
+    if found.setting not in _LABELS:
         raise unfit("curves", found.setting, "few-shot or data-fraction")
-    lines = [(row.name, _points(found, row)) for row in found.rows if not row.fixed]
-    lines = [(name, points) for name, points in lines if points]
-    with drawing(kind) as canvas:
-        axes = canvas.axes
-        canvas.frame(6.8, max(4.0, 0.42 * len(lines) + 1), f"{found.name}: mean over {found.count}")
-        ends: list[_End] = []
-        for i, (name, points) in enumerate(lines):
-            _curve(axes, points, colour(i), marker(i))
-            ends.append((points[-1][1].mean, points[-1][0].x, name, colour(i)))
-        for name, level in _levels(found):
-            axes.axhline(level, color=GREY, linestyle=DASHES, linewidth=1.2)
-            ends.append((level, None, name, GREY))
-        _shots_axis(axes, found)
-        axes.set_ylabel("test accuracy, %")
-        axes.grid(axis="y")
-        axes.margins(y=0.08)
-        _end_labels(canvas, ends)
-    return canvas.content
+    return _draw(found, kind)
 
 
-def _points(found: Results, row: Row) -> list[tuple[Column, Estimate]]:
-    cells = [(column, found.cell(row, column)) for column in found.columns]
-    return [(column, cell) for column, cell in cells if cell is not None and not cell.remark]
+def plan_few_shot(records: Sequence[Record]) -> Plot | None:
+    """Plan accuracy over the number of shots."""
+    return _plan(records, "few-shot")
 
 
-def _levels(found: Results) -> Iterator[tuple[str, float]]:
-    """Yield the rows that do not depend on shots."""
-    for row in found.rows:
-        cell = found.cell(row, found.columns[0]) if row.fixed else None
-        if cell and not cell.remark:
-            yield row.name, cell.mean
+def plan_data_share(records: Sequence[Record]) -> Plot | None:
+    """Plan accuracy over the share of the training images, unless records are about numbers of vectors."""
+    shares = {record.spec.fraction for record in records}
+    counted = any(r.spec.select or (r.spec.bank or "").startswith("random:") for r in records)
+    return None if counted and len(shares) == 1 else _plan(records, "data-fraction")
 
 
-def _curve(axes: Axes, points: Sequence[tuple[Column, Estimate]], ink: str, mark: str) -> None:
-    axes.errorbar(
-        [column.x for column, _ in points],
-        [cell.mean for _, cell in points],
-        yerr=[cell.error or 0.0 for _, cell in points],
-        color=ink,
-        marker=mark,
-        markeredgecolor="white",
-        markeredgewidth=0.8,
-        elinewidth=1.2,
-        capsize=3.5,
-    )
+def _plan(records: Sequence[Record], setting: str) -> Plot | None:
+    found = results(records)
+    if found.setting != setting or not found.rows:
+        return None
+    caption = "Means over all tasks (points that lack a task are left out), standard errors over seeds"
+    return Plot(caption, lambda kind: _draw(found, kind))
 
 
-def _shots_axis(axes: Axes, found: Results) -> None:
-    from matplotlib.ticker import NullLocator
-
-    values = [column.x for column in found.columns]
-    if all(x > 0 for x in values):
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(values) / 2**0.25, max(values) * 2**0.12)
-    axes.set_xticks(values, [f"{x:g}" for x in values])
-    axes.xaxis.set_minor_locator(NullLocator())
-    few = found.setting == "few-shot"
-    axes.set_xlabel("shots: labelled images per class" if few else "share of the training images, %")
+def _draw(found: Results, kind: Kind) -> bytes:
+    lines = tuple(line for row in found.rows if not row.fixed if (line := _line(found, row)).points)
+    panel = LinePanel(lines, _levels(found))
+    axis = Axis(_LABELS[found.setting], {c.x: f"{c.x:g}" for c in found.columns}, logarithmic=True)
+    note = interval_note([panel], len(found.seeds)) if lines else ""
+    tasks = found.all_tasks
+    title = f"{found.name}: {tasks[0] if len(tasks) == 1 else f'mean over {found.count}'}"
+    return draw_lines([panel], axis, "test accuracy, %", title, note, kind=kind)
 
 
-def _end_labels(canvas: Canvas, ends: Sequence[_End]) -> None:
-    """Write names to the right of their lines, moved apart where they would overlap."""
-    low, high = canvas.axes.get_ylim()
-    canvas.axes.set_ylim(low, high)  # labels must not stretch the axis
-    texts = [(y, x, short(name, 24), ink) for y, x, name, ink in sorted(ends, key=lambda end: end[0])]
-    line = (high - low) * 17 / (canvas.height * POINTS_PER_INCH)
-    heights = [line * (text.count("\n") + 1) for _, _, text, _ in texts]
-    places = spread([y for y, *_ in texts], [(a + b) / 2 for a, b in pairwise(heights)], low, high)
-    for (y, x, text, ink), place in zip(texts, places, strict=True):
-        canvas.axes.annotate(
-            text,
-            xy=(1.0 if x is None else x, y),
-            xycoords="data" if x is not None else ("axes fraction", "data"),
-            xytext=(1.02, place),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            color=ink,
-            annotation_clip=False,
-            arrowprops=_LEADER | {"color": ink},
-        )
+def _line(found: Results, row: Row) -> Line:
+    cells = [(column.x, found.cell(row, column)) for column in found.columns]
+    return Line(row.name, tuple((x, cell) for x, cell in cells if cell is not None and not cell.remark))
+
+
+def _levels(found: Results) -> dict[str, float]:
+    """Return the rows that do not depend on shots."""
+    cells = {row.name: found.cell(row, found.columns[0]) for row in found.rows if row.fixed}
+    return {name: cell.mean for name, cell in cells.items() if cell and not cell.remark}

@@ -15,7 +15,6 @@ class _Curves(Layout):
     """One column per amount of labelled data."""
 
     same_tasks = True
-    figure = "curves"
 
     def heading(self, row: Row, column: Column) -> str:
         return row.name if row.fixed else f"{row.name}, {column.name}"

@@ -22,8 +22,8 @@ class Layout(ABC):
     """The heading of the tasks in the table by task."""
     same_tasks: ClassVar[bool] = False
     """Whether every column should have the tasks of all columns, as the points of a curve should."""
-    figure: ClassVar[Literal["curves", "target-control", ""]] = ""
-    """The figure that shows the whole experiment, if there is one."""
+    figure: ClassVar[Literal["target-control", ""]] = ""
+    """A figure of this setting alone that shows the whole experiment, if there is one."""
 
     def cells(self, record: Record) -> Iterator[tuple[str, ...]]:
         """Yield the cells that a run fills; two runs of one row must not fill the same cell."""
