@@ -77,7 +77,7 @@ class _Pool:
     ) -> None:
         self._grid = grid
         self._jobs = jobs
-        self._how = (options, max(1, (os.cpu_count() or 1) // jobs))
+        self._how = (options, options.threads or max(1, (os.cpu_count() or 1) // jobs))
         self._timeout = timeout
         self._happened = happened or (lambda cell, what, seconds: None)
         self._context: Any = multiprocessing.get_context("forkserver")

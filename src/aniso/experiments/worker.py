@@ -52,6 +52,8 @@ class CellOptions:
     workers: int = 0
     device: str | None = None
     """Default: the GPU if there is one."""
+    threads: int | None = None
+    """Threads of each cell; default: the machine's cores divided by the cells at the same time."""
 
 
 def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> None:

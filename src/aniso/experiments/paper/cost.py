@@ -186,3 +186,14 @@ class _Sizes:
     @property
     def epochs(self) -> int:
         return int(self._sampler.epochs)
+
+
+def analysis_work(
+    analysis: str, compositions: int, tasks: Sequence[str], data_sets: Mapping[str, DataSet]
+) -> Work:
+    """Return the work of an analysis after its runs."""
+    if analysis == "distributions":
+        return Work(passes=sum(data_sets[name].train for name in tasks))
+    if analysis == "disentanglement":  # every task with its own vector alone, and with each of the others
+        return Work(passes=compositions * len(tasks) * sum(data_sets[name].test for name in tasks))
+    return Work()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import final
@@ -145,8 +145,10 @@ class Execution:
 
     @property
     def _how(self) -> CellOptions:
-        data = self.place.smoke_data if self.place.smoke else self.options.data
-        return CellOptions(data, self.options.workers, self.options.device)
+        if not self.place.smoke:
+            return self.options
+        # more threads than one are slower for a model this small
+        return replace(self.options, data=self.place.smoke_data, threads=1)
 
     def _grid(self, found: RecipeCells) -> Grid:
         return Grid(found.cells, self.place.records(found.experiment))
@@ -196,4 +198,3 @@ def cell_name(cell: Cell) -> str:
     words = [str(spec[key]).removeprefix("./") for key in ("task", "target") if spec.get(key) is not None]
     words += [f"{key} {spec[key]}" for key in ("shots", "fraction", "budget", "seed") if spec.get(key)]
     return ", ".join([cell.label, *words])
-

@@ -16,7 +16,7 @@ from aniso.json_value import JsonObject
 SMOKE_MODEL = "mini"
 SMOKE_BANKS = {"standard": "mini", "lora4": "mini-lora4"}
 """Banks that come with aniso; others are made."""
-SMOKE_DATA_NOTE = "smoke: drawn images, the bundled model, two steps; the numbers mean nothing"
+SMOKE_NOTE = "smoke: drawn images, the bundled model, two steps; the numbers mean nothing"
 _TASKS = ("cars", "mnist")
 """Data sets of the paper whose vectors the bundled banks have."""
 _CONTROL = ("imagenet", "imagenet_a", "imagenet_r", "imagenet_sketch", "imagenet_v2")

@@ -55,16 +55,20 @@ def recipe_cells(recipe: Recipe, setup: Setup) -> list[RecipeCells]:
     return [_selected(recipe, selection, setup) for selection in recipe.entry.runs]
 
 
+def owner(recipe: Recipe, selection: RunSelection) -> tuple[Recipe, RunSelection]:
+    """Return the recipe whose file has the experiment of a selection, and the selection."""
+    return experiment_recipe(selection.experiment) if selection.experiment else recipe, selection
+
+
 def _selected(recipe: Recipe, selection: RunSelection, setup: Setup) -> RecipeCells:
-    owner = experiment_recipe(selection.experiment) if selection.experiment else recipe
-    document = experiment_document(owner, selection, setup)
+    document = experiment_document(*owner(recipe, selection), setup)
     experiment = validated(Experiment, document)
     return RecipeCells(experiment.name, tuple(cells(experiment, document)))
 
 
-def experiment_document(owner: Recipe, selection: RunSelection, setup: Setup) -> Document:
+def experiment_document(recipe: Recipe, selection: RunSelection, setup: Setup) -> Document:
     """Return the spec of the selected runs, as ``aniso run`` would read it."""
-    file = owner.file
+    file = recipe.file
     assert file.spec is not None
     tasks = smoke_tasks(file.tasks) if setup.smoke else list(file.tasks)
     vectors = smoke_tasks(all_vectors()) if setup.smoke else list(all_vectors())
@@ -87,7 +91,7 @@ def experiment_document(owner: Recipe, selection: RunSelection, setup: Setup) ->
     if setup.smoke:
         data = scaled(data, tasks)
     names = {name: setup.banks.get(name, name) for name in bank_names()}
-    return Document(owner.document.label, _with_banks(data, names), _lines(owner.document, places))
+    return Document(recipe.document.label, _with_banks(data, names), _lines(recipe.document, places))
 
 
 def _repeated(variant: VariantTemplate, tasks: Sequence[str], vectors: Sequence[str]) -> list[JsonObject]:
