@@ -28,6 +28,14 @@ class MatrixRecord(_Content):
         found = [value for row in self.values for value in row if value is not None]
         return fmean(found) if found else None
 
+    @property
+    def column_means(self) -> tuple[float | None, ...]:
+        """The mean of the defined numbers of every column."""
+        columns = (
+            [value for value in column if value is not None] for column in zip(*self.values, strict=True)
+        )
+        return tuple(fmean(found) if found else None for found in columns)
+
 
 class EllipseRecord(_Content):
     """The features of one task in the plane of two principal components."""

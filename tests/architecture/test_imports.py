@@ -21,6 +21,8 @@ LEVELS = {
     "classes": 1,
     "records": 2,
     "record_files": 3,
+    "published": 1,
+    "analysis_records": 1,
     "progress": 0,
     "schedule": 1,
     "sizes": 1,

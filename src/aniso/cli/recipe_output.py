@@ -18,7 +18,7 @@ def recipe_json(recipe: Recipe, tflops: float) -> JsonObject:
     """Return a recipe with its specs, published numbers and hyper-parameters."""
     from aniso.experiments.paper.description import compared_values, description, specs
 
-    values = [
+    values: list[JsonObject] = [
         {"name": v.name, "task": v.task, "published": v.published, "aniso": v.resolved, "same": v.same}
         for v in compared_values(recipe.entry.values)
     ]
@@ -85,7 +85,7 @@ def recipe_report(recipe: Recipe, places: Sequence[Workspace]) -> RecipeReport:
         runs[place.backbone] = RecordedRuns(records, recorded_analysis(recipe, place), recipe.file.tasks)
         for use in entry.figures:
             part = (use.part or entry.id).replace(":", "-")
-            file = f"{part}-{place.backbone}"
+            file = f"{part}-{place.model}"
             figures.append(FigureRequest(file, use.figure, figure_records(use, records)))
     notes = [
         f"{word}: {text}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aniso.analysis_records import AnalysisRecord
+from aniso.analysis_records import AnalysisRecord, MatrixRecord
 from aniso.errors import UsageError
 from aniso.records import Record
 from aniso.report import figures
@@ -45,7 +45,8 @@ def analysis_figures(found: AnalysisRecord, kind: Kind) -> dict[str, bytes]:
         return {f"{size}-std": _ellipses(found, size, kind) for size in (1, 3)}
     if found.analysis == "significance":
         style = MatrixStyle("relative significance, %", -1.0, 1.0, "task", "vector", percent=True)
-        return {"matrix": matrix_map(_panels(found), style, "Relative significance, 16 shots", kind=kind)}
+        panels = [_panel_with_means(matrix) for matrix in found.matrices]
+        return {"matrix": matrix_map(panels, style, "Relative significance, 16 shots", kind=kind)}
     style = MatrixStyle("changed predictions, %", 0.0, 1.0, "images of", "added vector", percent=True)
     return {"matrix": matrix_map(_panels(found), style, "Disentanglement error", kind=kind)}
 
@@ -56,6 +57,12 @@ def _panels(found: AnalysisRecord) -> list[MatrixPanel]:
         mean = "" if matrix.mean is None or not matrix.title else f": mean {matrix.mean:.1%}"
         panels.append(MatrixPanel(matrix.values, matrix.rows, matrix.columns, f"{matrix.title}{mean}"))
     return panels
+
+
+def _panel_with_means(matrix: MatrixRecord) -> MatrixPanel:
+    """Return a panel with the means of its columns in the last row."""
+    values = (*matrix.values, matrix.column_means)
+    return MatrixPanel(values, (*matrix.rows, "mean"), matrix.columns, has_mean=True)
 
 
 def _ellipses(found: AnalysisRecord, size: int, kind: Kind) -> bytes:

@@ -89,10 +89,10 @@ class RecipeReport:
                     out[f"{request.file}.{kind}"] = recipe_figure(request.figure, request.records, kind)
             except UsageError as e:
                 lost.append(f"{request.file}: not drawn: {e.message}")
-        for backbone, analysis in self._analyses.items():
+        for analysis in self._analyses.values():
             for kind in _KINDS:
                 found = analysis_figures(analysis, kind)
-                out |= {f"{self.name}-{backbone}-{part}.{kind}": drawn for part, drawn in found.items()}
+                out |= {f"{self.name}-{analysis.model}-{part}.{kind}": drawn for part, drawn in found.items()}
         return out, lost
 
 

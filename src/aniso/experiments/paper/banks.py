@@ -13,7 +13,7 @@ from aniso.experiments.strict_yaml import validated
 
 if TYPE_CHECKING:
     from aniso.experiments.worker import CellOptions
-    from aniso.models import Encoder
+    from aniso.models import Wrapped
     from aniso.vectors import Bank
 
 MANIFEST = "manifest.json"
@@ -53,8 +53,7 @@ def make_bank(
     for task, cell in found.items():
         _fine_tune(cell, runs_directory(bank) / task, options, happened)
     first = next(iter(found.values()))
-    encoder = first.setting.load_model()
-    built = _build(bank, encoder)
+    built = _build(bank, first.setting.load_model())
     if features:
         _add_features(built, found, options)
 
@@ -87,7 +86,7 @@ def _fine_tune(cell: Cell, directory: Path, options: CellOptions, happened: Happ
     happened(cell, "recorded", clock.seconds)
 
 
-def _build(bank: Path, encoder: Encoder) -> Bank:
+def _build(bank: Path, base: Wrapped) -> Bank:
     """Build the bank of all finished runs; one that lacks vectors is replaced."""
     from aniso.experiments.run_files import ADAPTER, RECORD, WEIGHTS
     from aniso.vectors import Bank
@@ -97,7 +96,7 @@ def _build(bank: Path, encoder: Encoder) -> Bank:
         if (directory / RECORD).exists():
             weights = directory / WEIGHTS
             tuned[directory.name] = weights if weights.exists() else directory / ADAPTER
-    return Bank.build(encoder.weight_source(), tuned, to=bank, overwrite=True)
+    return Bank.build(base.weight_source(), tuned, to=bank, overwrite=True)
 
 
 def _add_features(bank: Bank, found: dict[str, Cell], options: CellOptions) -> None:

@@ -63,15 +63,10 @@ def basis(backbone: str, work: Work, tflops: float = TFLOPS) -> str:
     )
 
 
-def total(settings: Iterable[Setting], data_sets: Mapping[str, DataSet]) -> Work:
-    """Return the work of all cells; cells that differ by the seed alone are counted once and multiplied."""
-    found: dict[str, tuple[Setting, int]] = {}
-    for setting in settings:
-        key = repr(setting.model_copy(update={"seed": 0}))
-        first, count = found.get(key, (setting, 0))
-        found[key] = (first, count + 1)
+def total(settings: Iterable[tuple[Setting, int]], data_sets: Mapping[str, DataSet]) -> Work:
+    """Return the work of settings, each as many times as it says."""
     out = Work()
-    for setting, count in found.values():
+    for setting, count in settings:
         out += setting_work(setting, data_sets).times(count)
     return out
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, final
 
-from aniso.experiments.paper.catalogue import BANK, data_sets, recipe, recipes
+from aniso.experiments.paper.catalogue import data_sets, recipe, recipes
 from aniso.experiments.paper.cost import TFLOPS, Work, analysis_work, basis, total
-from aniso.experiments.paper.recipe import HyperParameters, Recipe
-from aniso.experiments.paper.template import Setup, experiment_document, owner, recipe_cells
+from aniso.experiments.paper.recipe import BANK, HyperParameters, Recipe
+from aniso.experiments.paper.template import Setup, banks_of, counted_settings, experiment_document, owner
 from aniso.experiments.settings import Setting
 from aniso.json_value import JsonObject
 
@@ -43,16 +44,15 @@ class Needs:
 
 def needs(found: Recipe, backbone: str) -> Needs:
     """Return what a recipe needs on a backbone, from its cells."""
-    experiments = recipe_cells(found, Setup(backbone))
-    settings = [cell.setting for own in experiments for cell in own.cells]
-    names = {name for setting in settings for name in _data_sets(setting)}
-    work = total(settings, data_sets())
+    counted = counted_settings(found, Setup(backbone))
+    names = {name for setting, _ in counted for name in _data_sets(setting)}
+    work = total(counted, data_sets())
     if found.entry.analysis is not None:
-        work += analysis_work(found.entry.analysis, len(settings), found.file.tasks, data_sets())
+        work += analysis_work(found.entry.analysis, len(counted), found.file.tasks, data_sets())
     if found.entry.kind == "analysis":
         names |= {*found.file.tasks}
-    banks = {bank for own in experiments for bank in own.banks}
-    return Needs(backbone, tuple(sorted(names)), tuple(sorted(banks)), work)
+    banks = banks_of(setting for setting, _ in counted)
+    return Needs(backbone, tuple(sorted(names)), banks, work)
 
 
 def _data_sets(setting: Setting) -> Iterable[str]:
@@ -70,7 +70,7 @@ def description(found: Recipe, tflops: float = TFLOPS) -> JsonObject:
         "title": entry.title,
         "kind": entry.kind,
         "parts": list(entry.parts),
-        "file": found.document.label,
+        "file": PurePath(found.document.label).name,
         "needs": [needs(found, backbone).to_json(tflops) for backbone in entry.backbones],
         "figures": [use.figure for use in entry.figures],
         "analysis": entry.analysis,

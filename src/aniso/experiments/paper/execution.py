@@ -11,7 +11,7 @@ from typing import final
 
 from aniso.errors import CellsError, InputError
 from aniso.experiments import runner
-from aniso.experiments.grid import Grid
+from aniso.experiments.grid import Grid, Status
 from aniso.experiments.paper.analysis import run_analysis
 from aniso.experiments.paper.banks import bank_cells, make_bank, missing_vectors, runs_directory
 from aniso.experiments.paper.catalogue import all_vectors, bank_recipe, experiment_file
@@ -44,7 +44,7 @@ class RunPlan:
     """What a run would do."""
 
     banks: tuple[MissingBank, ...]
-    status: dict[str, dict[str, int]]
+    status: dict[str, dict[Status, int]]
     """By experiment: cells by status."""
     analysis: str | None
     """The file that an analysis would write."""
@@ -99,7 +99,7 @@ class Execution:
         out = []
         for name, tasks in self._needed_banks().items():
             place = self.place.bank(name)
-            if self.place.bundled(name) is not None:
+            if self.place.bundled(name) is not None and self.recipe.entry.kind != "bank":
                 continue
             if missing := self._not_made(name, place, tasks):
                 out.append(MissingBank(name, place, tuple(missing)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from aniso.experiments.paper.catalogue import all_vectors, bank_names, experiment_recipe
 from aniso.experiments.paper.recipe import OTHERS, TASKS, Recipe, RunSelection, VariantTemplate, spliced
 from aniso.experiments.paper.smoke import SMOKE_MODEL, scaled, smoke_tasks
-from aniso.experiments.spec import Cell, Experiment, cells
+from aniso.experiments.settings import Setting
+from aniso.experiments.spec import Cell, Experiment, Values, cells
 from aniso.experiments.strict_yaml import Document, validated
 from aniso.json_value import JsonObject
 
@@ -43,9 +44,7 @@ class RecipeCells:
     @property
     def banks(self) -> tuple[str, ...]:
         """Names or places of the banks that these cells use, random ones left out."""
-        used = {str(cell.setting.bank) for cell in self.cells if cell.setting.bank is not None}
-        needs = {str(c.setting.bank) for c in self.cells if c.setting.method.needs_bank}
-        return tuple(sorted(bank for bank in used & needs if not bank.startswith("random:")))
+        return banks_of(cell.setting for cell in self.cells)
 
 
 def recipe_cells(recipe: Recipe, setup: Setup) -> list[RecipeCells]:
@@ -64,6 +63,30 @@ def _selected(recipe: Recipe, selection: RunSelection, setup: Setup) -> RecipeCe
     document = experiment_document(*owner(recipe, selection), setup)
     experiment = validated(Experiment, document)
     return RecipeCells(experiment.name, tuple(cells(experiment, document)))
+
+
+def counted_settings(recipe: Recipe, setup: Setup) -> list[tuple[Setting, int]]:
+    """Return the settings of a recipe with the first seed alone, each with the number of its seeds."""
+    out: list[tuple[Setting, int]] = []
+    for selection in recipe.entry.runs if recipe.entry.kind in ("runs", "bank") else ():
+        document = experiment_document(*owner(recipe, selection), setup)
+        experiment = validated(Experiment, document)
+        shared = experiment.grid.get("seed", [0])
+        seeds = {own.label: len(own.grid.get("seed", shared)) for own in experiment.variants}
+        first = [own.model_copy(update={"grid": _first_seed(own.grid)}) for own in experiment.variants]
+        small = experiment.model_copy(update={"grid": _first_seed(experiment.grid), "variants": first})
+        out += [(cell.setting, seeds[cell.label]) for cell in cells(small, document)]
+    return out
+
+
+def _first_seed(grid: Values) -> Values:
+    return {key: values[:1] if key == "seed" else values for key, values in grid.items()}
+
+
+def banks_of(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """Return names or places of the banks that settings use, random ones left out."""
+    used = {str(setting.bank) for setting in settings if setting.method.needs_bank}
+    return tuple(sorted(bank for bank in used if not bank.startswith("random:")))
 
 
 def experiment_document(recipe: Recipe, selection: RunSelection, setup: Setup) -> Document:
