@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,8 +22,8 @@ class PublishedTable(BaseModel):
 
     backbone: str
     axis: Axis
-    columns: Annotated[tuple[Value, ...], Field(min_length=1)]
-    rows: Annotated[dict[str, tuple[float | None, ...]], Field(min_length=1)]
+    columns: tuple[Value, ...]
+    rows: dict[str, tuple[float | None, ...]]
     errors: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     """Printed standard errors."""
     measure: Measure = "accuracy"
@@ -33,6 +33,8 @@ class PublishedTable(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> PublishedTable:
+        if not self.columns or not self.rows:
+            raise ValueError("a table needs columns and rows")
         for name, values in (*self.rows.items(), *self.errors.items()):
             if len(values) != len(self.columns):
                 raise ValueError(f"row '{name}' has {len(values)} values for {len(self.columns)} columns")

@@ -9,7 +9,7 @@ and the value of ``bank`` is the name of a bank recipe.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -55,7 +55,7 @@ class SpecTemplate(Options):
 
     base: Template
     grid: Template = Field(default_factory=dict)
-    variants: Annotated[tuple[VariantTemplate, ...], Field(min_length=1)]
+    variants: tuple[VariantTemplate, ...]
 
 
 class RunSelection(Options):
@@ -86,7 +86,7 @@ class HyperParameters(Options):
     over: str
     """The option of the setting that names the task."""
     options: dict[str, str] = Field(default_factory=dict)
-    published: Annotated[dict[str, float], Field(min_length=1)]
+    published: dict[str, float]
 
 
 class DataSet(Options):
@@ -147,15 +147,18 @@ class RecipeFile(Options):
 
     version: Literal[1] = Field(alias="schema")
     experiment: str = Field(pattern=r"^[a-z0-9-]+$")
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    tasks: tuple[str, ...]
     vectors: Literal["tasks", "all"] = "all"
     """Vectors that its banks need: those of its tasks, or of all data sets."""
     datasets: dict[str, DataSet] = Field(default_factory=dict)
     spec: SpecTemplate | None = None
-    entries: Annotated[tuple[Entry, ...], Field(min_length=1)]
+    entries: tuple[Entry, ...]
 
     @model_validator(mode="after")
     def _has_runs(self) -> RecipeFile:
+        # not as limits of the fields: pydantic would report them in place of an item's own mistake
+        if not self.tasks or not self.entries:
+            raise ValueError("a recipe file needs tasks and entries")
         labels = {variant.label for variant in self.spec.variants} if self.spec else set[str]()
         for entry in self.entries:
             own = [run for run in entry.runs if not run.experiment]

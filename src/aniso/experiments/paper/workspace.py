@@ -59,8 +59,12 @@ class Workspace:
 
     @property
     def banks(self) -> Mapping[str, str]:
-        """Places of all banks by name, as settings have them."""
-        return {name: self.bundled(name) or str(self.bank(name)) for name in bank_names()}
+        """Places of all banks by name, as settings have them.
+
+        Paths are absolute, since they are part of what identifies a run: ``-o paper`` and ``-o ./paper`` are
+        the same.
+        """
+        return {name: self.bundled(name) or str(self.bank(name).resolve()) for name in bank_names()}
 
     @property
     def setup(self) -> Setup:
