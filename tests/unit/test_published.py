@@ -63,6 +63,13 @@ def test_a_mean_over_fewer_tasks_says_so():
     assert first.measured.remark == "1 of 2 tasks"
 
 
+def test_seeds_that_lack_a_task_are_left_out():
+    runs = [record("ours", {"a": 0.2}, shots=1), record("ours", {"b": 0.8}, shots=1)]
+    runs.append(record("ours", {"b": 0.9}, shots=1, seed=1))
+    (first, _) = RecordedRuns(runs, tasks=("a", "b")).compare(table())
+    assert (first.measured.mean, first.measured.error) == (pytest.approx(50.0), None)
+
+
 def test_the_base_does_not_depend_on_shots():
     zero = record("zero", {"a": 0.5}, shots=1, method="none")
     own = table(rows={"zero": [49.0, 49.0]})

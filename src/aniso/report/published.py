@@ -11,7 +11,7 @@ from typing import final
 from aniso.analysis_records import AnalysisRecord
 from aniso.published import MEAN, PublishedTable, Value
 from aniso.records import Record
-from aniso.report.results import standard_error
+from aniso.report.results import means_by_seed, standard_error
 from aniso.report.tables import Cell, Estimate, Table
 
 _TOLERANCE = 1e-9  # of fractions that were written with few digits
@@ -106,13 +106,14 @@ class RecordedRuns:
         return {task: record.accuracy(task) for record in own for task in record.measured}
 
     def _estimate(self, seeds: dict[int, dict[str, float]], task: str | None) -> Estimate | None:
-        means = [100 * fmean(values.values()) for values in seeds.values() if values]
+        covered = sorted({name for values in seeds.values() for name in values})
+        means, used = means_by_seed(dict(seeds), covered)
         if not means:
             return None
-        covered = {name for values in seeds.values() for name in values}
-        complete = task is not None or len(covered) >= len(self.tasks)
-        remark = "" if complete else f"{len(covered)} of {len(self.tasks)} tasks"
-        return Estimate(fmean(means), standard_error(means), remark)
+        shares = [100 * value for value in means.values()]
+        complete = task is not None or len(used) >= len(self.tasks)
+        remark = "" if complete else f"{len(used)} of {len(self.tasks)} tasks"
+        return Estimate(fmean(shares), standard_error(shares), remark)
 
 
 def comparison_table(title: str, numbers: Sequence[ComparedNumber]) -> Table:

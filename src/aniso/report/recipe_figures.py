@@ -15,7 +15,7 @@ def recipe_figure(name: str, records: Sequence[Record], kind: Kind) -> bytes:
     """Draw a figure by its name in a recipe; raises FIGURE if this version cannot draw it."""
     drawn = getattr(figures, "draw_figure", None)
     if drawn is not None:
-        found: bytes = drawn(name, records, kind)
+        found: bytes = drawn(name, records, kind=kind)
         return found
     if name == "few-shot-curves":
         return figures.few_shot_curves(records, kind=kind)
