@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast, final
 
 from aniso.experiments.methods import TrainingMethod
@@ -158,7 +159,7 @@ class _Sizes:
 
         return VIEWS * sum(self.learned) + sum(self.kept) if self.setting.head_name is not None else 0
 
-    @property
+    @cached_property
     def _sampler(self) -> Any:
         from aniso.learn import EpochSampler
         from aniso.registry import OBJECTIVES
