@@ -66,6 +66,17 @@ def text_data() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def paper_source() -> str:
+    """The paper's LaTeX, where there is a copy."""
+    given = os.environ.get("ANISO_PAPER_SOURCE")
+    path = Path(given) if given else Path(__file__).parents[2] / "shared" / "paper"
+    files = sorted(path.glob("*.txt"))
+    if not files:
+        pytest.skip("needs the paper's LaTeX: set ANISO_PAPER_SOURCE to its directory")
+    return "\n".join(file.read_text() for file in files)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or fills the user's cache."""

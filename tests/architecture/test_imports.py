@@ -22,6 +22,8 @@ LEVELS = {
     "coefficient_matrix": 1,
     "records": 2,
     "record_files": 3,
+    "published": 1,
+    "analysis_records": 1,
     "progress": 0,
     "schedule": 1,
     "sizes": 1,

@@ -19,6 +19,7 @@ from aniso.cli import (
     explain,
     inspect,
     ls,
+    paper,
     report,
     run,
     select,
@@ -75,6 +76,7 @@ app.add_typer(
 app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
 app.command("report")(report.report)
+app.add_typer(paper.app, name="paper")
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)

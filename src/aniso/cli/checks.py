@@ -23,7 +23,7 @@ BAKED = (*CHECKPOINTS, "sentence-transformers", "peft")
 def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:
     """Require one of the allowed values of an option; None is the default."""
     if value is not None and value not in allowed:
-        choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+        choices = " or ".join(part for part in (", ".join(allowed[:-1]), allowed[-1]) if part)
         raise UsageError(
             "USAGE",
             f"invalid value '{printable(value)}' for {option}: choose {choices}",

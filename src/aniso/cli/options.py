@@ -48,6 +48,7 @@ OnBadImage = Annotated[
     str, typer.Option("--on-bad-image", help="error, skip, or the largest number to skip.")
 ]
 Workers = Annotated[int, typer.Option(help="Processes that decode images.", min=0)]
+Device = Annotated[str | None, typer.Option("--device", help="Device; default: the GPU if there is one.")]
 Activation = Annotated[
     str | None, typer.Option("--activation", help="The base's activation, if its files do not name it.")
 ]

@@ -31,6 +31,7 @@ def run(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Cells run at the same time.", min=1)] = 1,
     workers: options.Workers = 0,
+    device: options.Device = None,
     timeout: Annotated[float | None, typer.Option(help="Time limit per cell, in seconds.", min=1)] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     rerun_changed: Annotated[
@@ -47,6 +48,7 @@ def run(
     from aniso.experiments import runner
     from aniso.experiments.grid import Grid
     from aniso.experiments.spec import Experiment, cells
+    from aniso.experiments.worker import CellOptions
     from aniso.registry import SETTINGS
 
     experiment = validated(Experiment, document)
@@ -77,9 +79,8 @@ def run(
 
     count = runner.run(
         grid,
+        options=CellOptions(data, workers, device),
         jobs=jobs,
-        data=data,
-        workers=workers,
         retry_failed=retry_failed,
         timeout=timeout,
         happened=happened,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Annotated, Any
@@ -107,7 +107,9 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
+@cache
 def known_card(name: str) -> Card:
+    """Return a bundled card; each is read once, since settings ask for it in every run of a grid."""
     return read_card(Path(str(_catalogue() / f"{name}.toml")))
 
 

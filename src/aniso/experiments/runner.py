@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any, final
 
 from aniso.experiments.grid import Grid, Status
 from aniso.experiments.spec import Cell
-from aniso.experiments.worker import INTERRUPTED, Place, run_cell
+from aniso.experiments.worker import INTERRUPTED, CellOptions, Place, run_cell
 from aniso.learn import REQUESTS, Interrupt
 from aniso.weights.atomic import disk, locked, make_directory, write_text
 
@@ -33,9 +32,8 @@ Happened = Callable[[Cell, str, float], None]
 def run(
     grid: Grid,
     *,
+    options: CellOptions | None = None,
     jobs: int = 1,
-    data: Path | None = None,
-    workers: int = 0,
     retry_failed: bool = False,
     timeout: float | None = None,
     happened: Happened | None = None,
@@ -49,7 +47,7 @@ def run(
     with locked(grid.directory):
         wanted = {"missing", "failed"} if retry_failed else {"missing"}
         todo = [c for c in grid.cells if grid.status(c) in wanted or c.setting.id in again]
-        _Pool(grid, jobs, data, workers, timeout, happened).run(todo)
+        _Pool(grid, jobs, options or CellOptions(), timeout, happened).run(todo)
         grid.compact()
     count: dict[Status, int] = {"recorded": 0, "failed": 0, "missing": 0}
     for cell in grid.cells:
@@ -73,14 +71,13 @@ class _Pool:
         self,
         grid: Grid,
         jobs: int,
-        data: Path | None,
-        workers: int,
+        options: CellOptions,
         timeout: float | None,
         happened: Happened | None,
     ) -> None:
         self._grid = grid
         self._jobs = jobs
-        self._how = (data, workers, max(1, (os.cpu_count() or 1) // jobs))
+        self._how = (options, options.threads or max(1, (os.cpu_count() or 1) // jobs))
         self._timeout = timeout
         self._happened = happened or (lambda cell, what, seconds: None)
         self._context: Any = multiprocessing.get_context("forkserver")

@@ -43,7 +43,20 @@ class Place:
         return self.record.with_suffix(FAILED)
 
 
-def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads: int) -> None:
+@final
+@dataclass(frozen=True)
+class CellOptions:
+    """How cells are executed; their results do not depend on it."""
+
+    data: Path | None = None
+    workers: int = 0
+    device: str | None = None
+    """Default: the GPU if there is one."""
+    threads: int | None = None
+    """Threads of each cell; default: the machine's cores divided by the cells at the same time."""
+
+
+def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> None:
     """Record a cell, or why it failed. A cell that was interrupted goes on where it stopped."""
     torch.set_num_threads(threads)
     # Ctrl-C reaches all processes of a terminal; the runner alone hears it, and asks cells to end
@@ -55,8 +68,9 @@ def run_cell(cell: Cell, place: Place, data: Path | None, workers: int, threads:
     clock = Clock()
     try:
         how = RunOptions(
-            data=data,
-            workers=workers,
+            data=options.data,
+            workers=options.workers,
+            device=options.device,
             runtime=Runtime(keep_freed=True),  # the process is the cell's own
             directory=place.states,
             resume=True,
