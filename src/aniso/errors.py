@@ -275,7 +275,6 @@ EXPLANATIONS: dict[str, str] = {
     "SPEC": "A spec is a YAML 1.2 file. A key that is not known is an error, so that a typing mistake cannot "
     "pass for a setting.",
     "RECORD": "A record is the JSON file that one cell of an experiment leaves behind.",
-    "FIGURE": "A figure of a recipe cannot be drawn: by this version, or from these records.",
     "CELLS": "Some cells of an experiment did not finish; those that did are recorded.",
     "OUT-EXISTS": "Existing outputs are not overwritten without --overwrite.",
     "OUT-WRITE": "The output could not be written; what was there before is untouched.",

@@ -155,7 +155,15 @@ def test_single_vectors_leave_the_own_one_out():
 
 def test_the_spec_of_a_recipe_does_not_repeat_defaults():
     (spec,) = specs(recipe("tab:addition"))
-    assert "schedule" not in spec["base"]
+    assert spec["base"]["schedule"] == {"restarts": 0}
+
+
+@pytest.mark.parametrize("name", ["tab:addition", "tab:negation", "tab:resultsfewshots", "tab:resultsTT"])
+def test_recipes_have_no_safeguards_that_the_paper_does_not_have(name):
+    for own in recipe_cells(recipe(name), Setup("ViT-B-32")):
+        for cell in own.cells:
+            spec = cell.setting.spec()
+            assert not spec.get("limit_lr") and spec.get("schedule", {"restarts": 0})["restarts"] == 0
 
 
 # steps and hours

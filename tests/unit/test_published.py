@@ -11,8 +11,9 @@ from aniso.analysis_records import AnalysisRecord, MatrixRecord, read_analysis
 from aniso.errors import UsageError
 from aniso.published import PublishedTable
 from aniso.records import Record
+from aniso.report.analysis_figures import analysis_figures
+from aniso.report.figures import draw_figure
 from aniso.report.published import RecordedRuns, comparison_rows, comparison_table
-from aniso.report.recipe_figures import analysis_figures, recipe_figure
 from aniso.report.recipe_report import FigureRequest, RecipeReport
 
 numbers = itertools.count()
@@ -190,7 +191,7 @@ def test_a_report_has_tables_figures_and_says_what_is_missing():
 
 def test_a_figure_that_does_not_exist_is_refused():
     with pytest.raises(UsageError):
-        recipe_figure("no-such-figure", [record("ours", {"a": 0.5}, shots=1)], "png")
+        draw_figure("no-such-figure", [record("ours", {"a": 0.5}, shots=1)])
 
 
 def test_analyses_are_drawn_and_read_back(tmp_path, refused):

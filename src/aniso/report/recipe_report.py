@@ -10,9 +10,9 @@ from aniso.analysis_records import AnalysisRecord
 from aniso.errors import UsageError
 from aniso.published import PublishedTable
 from aniso.records import Record
-from aniso.report.figures import Kind
+from aniso.report.analysis_figures import analysis_figures
+from aniso.report.figures import Kind, draw_figure
 from aniso.report.published import ComparedNumber, RecordedRuns, comparison_rows, comparison_table
-from aniso.report.recipe_figures import analysis_figures, recipe_figure
 from aniso.report.tables import Table, markdown_text
 
 _KINDS: tuple[Kind, ...] = ("png", "svg")
@@ -86,7 +86,7 @@ class RecipeReport:
                 continue
             try:
                 for kind in _KINDS:
-                    out[f"{request.file}.{kind}"] = recipe_figure(request.figure, request.records, kind)
+                    out[f"{request.file}.{kind}"] = draw_figure(request.figure, request.records, kind=kind)
             except UsageError as e:
                 lost.append(f"{request.file}: not drawn: {e.message}")
         for analysis in self._analyses.values():

@@ -13,6 +13,7 @@ from aniso.experiments.settings import Setting
 from aniso.experiments.spec import Cell, Experiment, Values, cells
 from aniso.experiments.strict_yaml import Document, validated
 from aniso.json_value import JsonObject
+from aniso.registry import SETTINGS
 
 
 @final
@@ -106,7 +107,7 @@ def experiment_document(recipe: Recipe, selection: RunSelection, setup: Setup) -
     data: JsonObject = {
         "schema": 1,
         "name": file.experiment,
-        "base": {**setup.base(), **file.spec.base},
+        "base": _to_the_letter({**setup.base(), **file.spec.base}),
         "grid": {**file.spec.grid, **selection.grid},
         "variants": variants,
     }
@@ -115,6 +116,18 @@ def experiment_document(recipe: Recipe, selection: RunSelection, setup: Setup) -
         data = scaled(data, tasks)
     names = {name: setup.banks.get(name, name) for name in bank_names()}
     return Document(recipe.document.label, _with_banks(data, names), _lines(recipe.document, places))
+
+
+def _to_the_letter(base: JsonObject) -> JsonObject:
+    """Return the options without aniso's safeguards: the paper's learning rate, and no second start."""
+    if "coefficients" not in SETTINGS.get(str(base["setting"])).methods():
+        return base
+    schedule = base.get("schedule")
+    return {**base, "limit_lr": False, "schedule": {**_options(schedule), "restarts": 0}}
+
+
+def _options(value: object) -> JsonObject:
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def _repeated(variant: VariantTemplate, tasks: Sequence[str], vectors: Sequence[str]) -> list[JsonObject]:

@@ -1,42 +1,9 @@
-"""Figures of recipes: drawn from records by name, or from an analysis."""
+"""Figures of a recipe's analyses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from aniso.analysis_records import AnalysisRecord, MatrixRecord
-from aniso.errors import UsageError
-from aniso.records import Record
-from aniso.report import figures
 from aniso.report.figures import FeatureEllipse, Kind, MatrixPanel, MatrixStyle, feature_ellipses, matrix_map
-
-
-def recipe_figure(name: str, records: Sequence[Record], kind: Kind) -> bytes:
-    """Draw a figure by its name in a recipe; raises FIGURE if this version cannot draw it."""
-    drawn = getattr(figures, "draw_figure", None)
-    if drawn is not None:
-        found: bytes = drawn(name, records, kind=kind)
-        return found
-    if name == "few-shot-curves":
-        return figures.few_shot_curves(records, kind=kind)
-    if name in ("coefficient-boxes-kind", "coefficient-boxes-depth"):
-        return _boxes(records, name.rpartition("-")[2], kind)
-    raise UsageError(
-        "FIGURE",
-        f"this version cannot draw the figure '{name}'",
-        expected="few-shot-curves, coefficient-boxes-kind or coefficient-boxes-depth",
-        fix="use the records: aniso report RECORDS -o DIR",
-    )
-
-
-def _boxes(records: Sequence[Record], by: str, kind: Kind) -> bytes:
-    summaries = [record.coefficients for record in records if record.coefficients is not None]
-    if not summaries:
-        raise UsageError(
-            "FIGURE", "no record has coefficients", fix="run the recipe's variants that learn coefficients"
-        )
-    found = summaries[0].kind if by == "kind" else summaries[0].depth
-    return figures.boxes(found, f"{records[0].label}: coefficients by {by}", kind=kind)
 
 
 def analysis_figures(found: AnalysisRecord, kind: Kind) -> dict[str, bytes]:
