@@ -12,6 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aniso.records import Record
 
 ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "docs" / "gallery"
@@ -107,7 +111,7 @@ NOT_SHOWN = {"validation-share-curves": "no committed experiment has several sha
 """Figures that the committed records do not allow."""
 
 
-def records_of(picture: Picture) -> list:
+def records_of(picture: Picture) -> list[Record]:
     """Return the records that a picture is drawn from."""
     from aniso.record_files import read_records
 
@@ -141,7 +145,8 @@ def smaller(png: bytes) -> bytes:
         image = image.resize(size, Image.Resampling.LANCZOS)
     for colours in _COLOURS:
         out = io.BytesIO()
-        image.quantize(colours, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+        few = image.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(out, "PNG", optimize=True)
         if len(out.getvalue()) <= LARGEST:
             break
     return out.getvalue()
