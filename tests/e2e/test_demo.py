@@ -31,7 +31,8 @@ def test_the_tour_runs_and_its_page_and_files_are_there(short, aniso, tmp_path):
     said = json.loads(ran.out)
     assert set(said["tables"]) == {"Digits", "Three tasks", "Digits negated"}
     guessing = said["tables"]["Digits negated"][-1]
-    assert list(guessing.values()) == ["guessing", "10.0%", "12.5%"]
+    expected = {"": "guessing", "digits (lower is better)": "10.0%", "colours (control)": "12.5%"}
+    assert guessing == expected
     assert ran.err.count("$ aniso ") == len(steps()) == 11
     page = (tmp_path / "tour/index.html").read_text()
     assert page.count("<img ") == 11  # three of coefficients for each setting, two of bars

@@ -45,7 +45,7 @@ def write_page(directory: Path, done: Sequence[Step]) -> tuple[list[Table], tupl
             tables[2],
             figures,
             "negation",
-            _NEGATION,
+            _negation_rule(directory),
             *_compared_with_guessing(directory),
         ),
         Section("Commands", commands=tuple(str(step) for step in done)),
@@ -68,13 +68,13 @@ _ADDITION = (
 )
 _NEGATION = (
     "Coefficients for the digits' vector that lower the accuracy on digits and keep colours at 95 % or more "
-    "of their zero-shot accuracy on validation images. The search chooses one of 21 scales by this rule, the "
-    "learned run one of 16 looks, one every two steps, on the same images."
+    "of their zero-shot accuracy on validation images. The search chooses one of {scales} scales by this "
+    "rule, the learned run one of {looks} looks during training, on the same images."
 )
 _FORGOTTEN = (
     "Both methods are at or below guessing, which is {guessing} for digits: the task is forgotten. A number "
     "below guessing is not forgotten further; the model is then wrong more consistently. Learning raises the "
-    "loss on digits, not the number of errors, and lowers that on colours: there compare the two."
+    "loss on digits, not the number of errors, and lowers that on colours: compare the two there."
 )
 
 
@@ -144,6 +144,11 @@ def _negation(directory: Path) -> Table:
 def _guessing(directory: Path, task: str) -> float:
     """Return the accuracy of a guess: classes have equally many images."""
     return 1 / sum(path.is_dir() for path in (directory / "data" / task).iterdir())
+
+
+def _negation_rule(directory: Path) -> str:
+    scales, looks = (len(_metrics(directory, name).history) for name in ("negation-search", "negation"))
+    return _NEGATION.format(scales=scales, looks=looks - 1)  # the first is the base
 
 
 def _compared_with_guessing(directory: Path) -> tuple[str, ...]:
