@@ -11,6 +11,7 @@ from aniso.cli import checks, options, show
 from aniso.errors import InputError, UsageError, printable
 
 if TYPE_CHECKING:
+    from aniso.experiments.paper.description import Needs
     from aniso.experiments.paper.execution import Execution
     from aniso.experiments.paper.recipe import Recipe
     from aniso.experiments.paper.workspace import Workspace
@@ -46,30 +47,27 @@ def ls(tflops: Tflops = 10.0, json: show.Json = False) -> None:
         show.as_json([description(recipe, tflops) for recipe in recipes().values()])
         return
     rows = []
-    for recipe in recipes().values():
-        for backbone in recipe.entry.backbones or ("",):
-            if not backbone:
-                rows.append((recipe.id, recipe.entry.title, "", "", "", "", "nothing to run"))
-                continue
-            own = needs(recipe, backbone)
-            cost = f"{own.hours(tflops):.1f}"
-            sets = f"{len(own.data_sets)}"
-            rows.append(
-                (
-                    recipe.id,
-                    recipe.entry.title,
-                    backbone,
-                    sets,
-                    " ".join(own.banks),
-                    f"{own.work.cells}",
-                    cost,
-                )
-            )
-    show.table(("id", "title", "backbone", "data sets", "banks", "runs", "GPU hours"), rows)
+    found = recipes().values()
+    with show.item_progress() as progress:
+        for done, recipe in enumerate(found, 1):
+            needed = [needs(recipe, backbone) for backbone in recipe.entry.backbones]
+            rows.append(_row(recipe, needed, tflops))
+            progress("recipes", done, len(found))
+    show.table(("id", "title", "data sets", "banks", "runs", "GPU hours"), rows)
     show.line(
         f"GPU hours, without the runs that make the banks: forward passes counted from the recipe, at an"
         f" assumed {tflops:g} TFLOP/s (--tflops). aniso paper show ID prints the count."
     )
+
+
+def _row(recipe: Recipe, needed: list[Needs], tflops: float) -> tuple[str, ...]:
+    """Return a row of the list: hours are by backbone, the rest is the same for all of them."""
+    if not needed:
+        return recipe.id, recipe.entry.title, "", "", "", "nothing to run"
+    first = needed[0]
+    hours = ", ".join(f"{own.backbone} {own.hours(tflops):.1f}" for own in needed)
+    sets, banks = str(len(first.data_sets)), " ".join(first.banks)
+    return recipe.id, recipe.entry.title, sets, banks, str(first.work.cells), hours
 
 
 @app.command("show")
