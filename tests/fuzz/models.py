@@ -22,7 +22,8 @@ class _Directories(Target):
         self._seeds: list[dict[str, bytes]] = []
         for name in self._make(place):
             files = [path for path in sorted((place / name).rglob("*")) if path.is_file()]
-            self._seeds.append({path.name: path.read_bytes() for path in files})
+            root = place / name
+            self._seeds.append({path.relative_to(root).as_posix(): path.read_bytes() for path in files})
 
     def _make(self, place: Path) -> list[str]:
         raise NotImplementedError
@@ -30,15 +31,15 @@ class _Directories(Target):
     def case(self, rng: random.Random) -> Case:
         files = dict(rng.choice(self._seeds))
         names = [name for name in files if name.endswith(".json")]
-        likely = [name for name in names if "config" in name]
+        likely = [name for name in names if "config" in name or name == "modules.json"]
         name = rng.choice(likely if rng.random() < 0.8 else names)
         edited = change.json_edited(rng, json.loads(files[name]))
         return Case({**files, name: change.json_bytes(rng, edited)})
 
     def warm(self, folder: Path) -> None:
         for files in self._seeds:
-            folder.mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(data)
             self.read(folder)
             for name in files:
@@ -54,6 +55,22 @@ class Encoders(_Directories):
         _hugging_face_clip(place / "hf")
         _open_clip(place / "open_clip")
         return ["hf", "open_clip"]
+
+    def read(self, folder: Path) -> None:
+        from aniso import load_model
+
+        load_model(folder)
+
+
+class SentenceEncoders(_Directories):
+    """Small sentence encoders with tokenizer and pooling, as sentence-transformers stores them."""
+
+    name: ClassVar[str] = "sentence-encoders"
+
+    def _make(self, place: Path) -> list[str]:
+        _sentence_encoder(place / "bert", "bert")
+        _sentence_encoder(place / "mpnet", "mpnet")
+        return ["bert", "mpnet"]
 
     def read(self, folder: Path) -> None:
         from aniso import load_model
@@ -97,6 +114,39 @@ def _hugging_face_clip(path: Path) -> None:
     CLIPModel(config).save_pretrained(path)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=12).save_pretrained(path)
+
+
+def _sentence_encoder(path: Path, kind: str) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    path.mkdir()
+    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    tokenizer = transformers.BertTokenizerFast(str(path / "vocab.txt"), model_max_length=12)
+    sizes: dict[str, Any] = {
+        "vocab_size": len(vocabulary), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 16,
+    }  # fmt: skip
+    network = transformers.AutoModel.from_config(transformers.CONFIG_MAPPING[kind](**sizes))
+    network.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{k}" if i else "",
+            "type": f"sentence_transformers.models.{k}",
+        }
+        for i, k in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    length = {"max_seq_length": 12, "do_lower_case": False}
+    (path / "sentence_bert_config.json").write_text(json.dumps(length))
 
 
 def _open_clip(path: Path) -> None:

@@ -58,6 +58,7 @@ def targets() -> dict[str, type[Target]]:
         products.Records,
         products.Specs,
         models.Encoders,
+        models.SentenceEncoders,
         models.LanguageModels,
     )
     return {kind.name: kind for kind in kinds}
