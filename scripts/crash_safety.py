@@ -183,9 +183,14 @@ def snapshot(place: Path) -> Snapshot:
 
 
 def _compared(path: Path) -> bytes:
+    """Return the content of a file; that of records, one in a file or one per line, without times."""
     content = path.read_bytes()
-    if path.suffix != ".json":
-        return content
+    if path.suffix == ".jsonl":
+        return b"\n".join(map(_without_times, content.splitlines()))
+    return _without_times(content) if path.suffix == ".json" else content
+
+
+def _without_times(content: bytes) -> bytes:
     with contextlib.suppress(ValueError):
         said = json.loads(content)
         if isinstance(said, dict) and "seconds" in said:
