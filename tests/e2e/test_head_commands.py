@@ -501,6 +501,8 @@ def test_committed_records_have_the_ids_of_their_specs() -> None:
     assert len(records) > 300
     for record in records:
         spec = {**record["spec"], "task": f"./{record['spec']['task']}"}
+        if "schedule" in spec:  # restarts are younger than these records
+            spec["schedule"] = {"restarts": 0, **spec["schedule"]}
         assert parse_setting(Document("record", spec, {})).id == record["id"]
 
 
