@@ -21,7 +21,9 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", [*NAMES, "test-time-rates", "joint-epochs", "coefficients"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "test-time-rates", "joint-epochs", "learning-rates", "coefficients"]
+)
 def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
     document = read_yaml(EXPERIMENTS / name / "spec.yaml")
     grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")
@@ -88,6 +90,24 @@ def test_both_readmes_report_that_coefficients_are_below_heads_at_one_shot():
         ]
         for values in found.values():
             assert f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}" in sentence, path
+
+
+def test_what_is_said_of_learning_rates_is_what_was_recorded():
+    section = (EXPERIMENTS / "README.md").read_text().partition("## Learning rates")[2].partition("\n## ")[0]
+    found: dict[float, dict[str, float]] = {}
+    for record in RecordStore(EXPERIMENTS / "learning-rates" / "records").finished().values():
+        first, *_, last = record.metrics.history
+        task = str(record.spec.task)
+        found.setdefault(record.metrics.learning_rate, {})[task] = 100 * sum(last.accuracy.values())
+        found.setdefault(0.0, {})[task] = 100 * sum(first.accuracy.values())
+        assert not any("collapsed" in note for note in record.notes)
+    rows = {
+        float(row[0]): row[1:] for row in re.findall(r"^\| (0\.\d+)[^|]*\| (\S+) \| (\S+) \|$", section, re.M)
+    }
+    (zero,) = re.findall(r"^\| zero-shot \| (\S+) \| (\S+) \|$", section, re.M)
+    for rate, values in {**rows, 0.0: zero}.items():
+        assert values == tuple(f"{found[rate][task]:.1f}" for task in ("caltech101", "eurosat")), rate
+    assert {*rows} == {*found} - {0.0}
 
 
 def test_the_table_of_minilm_is_what_was_recorded():

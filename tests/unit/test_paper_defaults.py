@@ -22,7 +22,7 @@ from aniso.experiments.problem import other_vectors
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.experiments.settings.finetune import FineTune
 from aniso.experiments.strict_yaml import Document
-from aniso.learn import CrossEntropy, Schedule, Trainable, fit
+from aniso.learn import CrossEntropy, Schedule, Trainable, finetune, fit, tuned_weights
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.records import Spec
 
@@ -79,6 +79,16 @@ def test_weight_decay_of_a_linearised_model_acts_on_its_weights(
     for key, tensor in expected.items():
         torch.testing.assert_close(trained.tensors[key].detach(), tensor, rtol=2e-2, atol=2e-4)
     assert float((expected[name] - other[name]).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("decay", ["weights", "change"])
+def test_finetune_in_python_decays_as_it_is_told(world: colours.World, decay: str) -> None:
+    split = world.target.split("train")
+    trained = Trainable.weights(world.encoder, linearised=True, decay=decay)
+    fit(trained, CrossEntropy(split), SCHEDULE)
+    found = finetune(world.encoder, split, SCHEDULE, linearised=True, decay=decay).weights
+    expected = tuned_weights(world.encoder, trained)
+    assert all(torch.equal(found.read(name), expected.read(name)) for name in expected.tensors)
 
 
 def test_decay_of_the_change_needs_a_linearised_model() -> None:

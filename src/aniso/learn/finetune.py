@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
@@ -40,6 +41,7 @@ def finetune(
     schedule: Schedule = PAPER,
     *,
     linearised: bool = False,
+    decay: Literal["weights", "change"] = "weights",
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -48,11 +50,15 @@ def finetune(
     progress: ProgressCallback | None = None,
     epoch_done: Callable[[EpochRow], None] | None = None,
 ) -> Tuned:
-    """Fine-tune the image encoder with frozen class weights from prompts; the last epoch is kept.
+    """Fine-tune an encoder with frozen class weights from prompts; the last epoch is kept.
+
+    Args:
+        linearised: train the model's linearisation at its weights.
+        decay: what weight decay acts on in a linearised model, the ``weights`` or only their ``change``.
 
     The other options are those of ``fit``.
     """
-    trainable = Trainable.weights(encoder, linearised=linearised)
+    trainable = Trainable.weights(encoder, linearised=linearised, decay=decay)
     done = fit(
         trainable,
         CrossEntropy(split),
