@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
@@ -128,3 +129,20 @@ def test_the_table_of_minilm_is_what_was_recorded():
     claim = f"{mean(learned):.1f} ± {error:.1f} % over three seeds, against {zero_shot:.1f} % zero-shot"
     assert claim in readme and f"{own[0]:.1f} % for the eight" in readme
     assert f"{mean(learned):.1f} ± {error:.1f} over three seeds" in text
+    single, tuned = means["learned isotropic"], means["fine-tuned on the same data"]
+    scale = means["isotropic search"]
+    others = f"{mean(single):.1f} ± {stdev(single) / 3**0.5:.1f}"
+    assert len(single) == 3 and mean(learned) > mean(single) > scale[0] > tuned[0] > zero_shot
+    assert f"({others})" in text and f"gives {tuned[0]:.1f} (one seed)" in text
+    assert f"gives {others} %, one scale for all vectors {scale[0]:.1f} %" in readme
+
+
+def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
+    text = (EXPERIMENTS / "README.md").read_text()
+    found = json.loads((EXPERIMENTS / "minilm-addition" / "disentanglement.json").read_text())
+    change, absolute = found["change on other tasks"], found["absolute change on other tasks"]
+    assert f"adds {100 * found['own gain']:.1f} points on its own task" in text
+    assert f"by {100 * change:.1f} on average and by {100 * absolute:.1f} in absolute value" in text
+    assert f"the worst is {100 * found['worst change on another task']:.0f}" in text
+    assert f"keeps {100 * found['share of own gains kept in the sum of eight']:.0f} %" in text
+    assert f"scales, {found['best scale of the sum of eight']}" in text and len(found["alone"]) == 24
