@@ -12,7 +12,7 @@ from aniso.data import Labelled
 from aniso.data.batches import View
 from aniso.data.pairs import OfPair, PairedItems
 from aniso.errors import UsageError, printable
-from aniso.learn.objectives.cross_entropy import VIEWS
+from aniso.learn.objectives.cross_entropy import require_learnable
 from aniso.learn.objectives.objective import DataTerm
 from aniso.learn.objectives.term_inputs import TermInputs
 from aniso.learn.unwrap import encoder_of
@@ -46,19 +46,7 @@ class CosinePairs(DataTerm):
                 found=printable(self.split),
                 fix="CosinePairs(pairs(task.train))",
             )
-        if self.split.role == "test":
-            raise UsageError(
-                "LEARN-TEST",
-                f"{self.split.name} is for testing: its labels cannot be trained on",
-                fix="pairs of task.train or task.val",
-            )
-        if self.view not in VIEWS:
-            raise UsageError(
-                "OBJECTIVE",
-                f"there is no view '{printable(self.view)}'",
-                expected=", ".join(VIEWS),
-                fix="view='train'",
-            )
+        require_learnable(self.split, self.view)
 
     @property
     def name(self) -> str:

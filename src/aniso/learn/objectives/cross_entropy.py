@@ -20,6 +20,23 @@ from aniso.registry import OBJECTIVES
 VIEWS = ("train", "few_shot", "eval")
 
 
+def require_learnable(split: Labelled, view: str) -> None:
+    """Raise an error if a split's labels must not be learned from, or if there is no such view."""
+    if split.role == "test":
+        raise UsageError(
+            "LEARN-TEST",
+            f"{split.name} is for testing: its labels cannot be trained on",
+            fix="task.train or task.val",
+        )
+    if view not in VIEWS:
+        raise UsageError(
+            "OBJECTIVE",
+            f"there is no view '{printable(view)}'",
+            expected=", ".join(VIEWS),
+            fix="view='train'",
+        )
+
+
 @OBJECTIVES.register("cross-entropy")
 @final
 @dataclass(frozen=True)
@@ -40,19 +57,7 @@ class CrossEntropy(DataTerm):
                 found=printable(self.split),
                 fix="task.train, or shots of it",
             )
-        if self.split.role == "test":
-            raise UsageError(
-                "LEARN-TEST",
-                f"{self.split.name} is for testing: its labels cannot be trained on",
-                fix="task.train or task.val",
-            )
-        if self.view not in VIEWS:
-            raise UsageError(
-                "OBJECTIVE",
-                f"there is no view '{printable(self.view)}'",
-                expected=", ".join(VIEWS),
-                fix="view='train'",
-            )
+        require_learnable(self.split, self.view)
 
     @property
     def name(self) -> str:
