@@ -804,3 +804,16 @@ def test_H13_a_foreign_file_in_the_place_of_a_record_is_not_taken_for_one(aniso,
     place.write_text("{}")
     ran = aniso(*grid, "--only", "good")
     assert ran.code == 3 and "RECORD" in ran.err and place.name in ran.err
+
+
+@pytest.mark.parametrize(
+    ("given", "jobs", "threads"),
+    [(None, 1, 8), (None, 3, 2), ("1", 1, 1), ("4", 1, 4), ("4", 4, 2), ("x", 1, 8)],
+)
+def test_H16_cells_share_the_cores_and_heed_omp_num_threads(monkeypatch, given, jobs, threads):
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert runner._threads(jobs) == threads

@@ -55,6 +55,16 @@ def run(
     return count
 
 
+def _threads(jobs: int) -> int:
+    """Threads of each of so many cells at once: an equal share of the cores, at most OMP_NUM_THREADS.
+
+    Two cells with two threads each on two cores are several times slower than with one each.
+    """
+    share = max(1, (os.cpu_count() or 1) // jobs)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(given)) if given.isdecimal() and int(given) else share
+
+
 @final
 @dataclass
 class _Running:
@@ -77,7 +87,7 @@ class _Pool:
     ) -> None:
         self._grid = grid
         self._jobs = jobs
-        self._how = (options, options.threads or max(1, (os.cpu_count() or 1) // jobs))
+        self._how = (options, options.threads or _threads(jobs))
         self._timeout = timeout
         self._happened = happened or (lambda cell, what, seconds: None)
         self._context: Any = multiprocessing.get_context("forkserver")
