@@ -20,11 +20,13 @@ NAMES = (
     *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
-
-
-@pytest.mark.parametrize(
-    "name", [*NAMES, "test-time-rates", "joint-epochs", "learning-rates", "coefficients"]
+OTHERS = (
+    *("test-time-rates", "joint-epochs", "learning-rates", "coefficients"),
+    *("minilm-addition", "minilm-few-shot"),
 )
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_every_cell_of_a_spec_is_recorded_and_nothing_else_is(name):
     document = read_yaml(EXPERIMENTS / name / "spec.yaml")
     grid = Grid(cells(validated(Experiment, document), document), EXPERIMENTS / name / "records")
@@ -146,3 +148,32 @@ def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
     assert f"the worst is {100 * found['worst change on another task']:.0f}" in text
     assert f"keeps {100 * found['share of own gains kept in the sum of eight']:.0f} %" in text
     assert f"scales, {found['best scale of the sum of eight']}" in text and len(found["alone"]) == 24
+
+
+def test_the_few_shot_table_of_minilm_is_what_was_recorded():
+    section = (
+        (EXPERIMENTS / "README.md").read_text().partition("## Few-shot on MiniLM")[2].partition("\n## ")[0]
+    )
+    found: dict[str, dict[int, dict[int, list[float]]]] = {}
+    for record in RecordStore(EXPERIMENTS / "minilm-few-shot" / "records").finished().values():
+        (score,) = record.metrics.accuracy.values()
+        by_seed = found.setdefault(record.label, {}).setdefault(record.spec.shots, {})
+        by_seed.setdefault(record.seed, []).append(100 * score.accuracy)
+
+    def cell(by_seed: dict[int, list[float]]) -> str:
+        means = [mean(values) for values in by_seed.values()]
+        assert all(len(values) == 2 for values in by_seed.values())
+        spread = f" ± {stdev(means) / len(means) ** 0.5:.1f}" if len(means) > 1 else ""
+        return f"{mean(means):.1f}{spread}"
+
+    for label, shots in found.items():
+        cells = [cell(shots.get(k, shots[4])) for k in (1, 4, 16)]
+        assert f"| {label} | {' | '.join(cells)} |" in section, label
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    alone = [cell(found[label][16]) for label in ("learned anisotropic", "linear probe")]
+    both_text = cell(found["learned anisotropic + linear probe"][16])
+    assert f"to {alone[0]} % with coefficients, {alone[1]} % with a linear probe" in readme
+    assert f"and {both_text} % with both" in readme
+    pair, probe = found["learned anisotropic + linear probe"], found["linear probe"]
+    both = [mean(map(mean, by_seed[16].values())) for by_seed in (pair, probe)]
+    assert f"by {both[0] - both[1]:.1f} points for the linear probe at 16 shots" in section
