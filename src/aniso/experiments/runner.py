@@ -58,7 +58,7 @@ def run(
 def _threads(jobs: int) -> int:
     """Threads of each of so many cells at once: an equal share of the cores, at most OMP_NUM_THREADS.
 
-    Two cells with two threads each on two cores are several times slower than with one each.
+    More threads than cores wait for each other, which can be much slower than one thread each.
     """
     share = max(1, (os.cpu_count() or 1) // jobs)
     given = os.environ.get("OMP_NUM_THREADS", "")
