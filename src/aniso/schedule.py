@@ -117,7 +117,7 @@ class Schedule:
         return lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def without_field_values() -> dict[str, Any]:
+def without_field_values() -> dict[str, object]:
     """Return, for every field that was added later, the value that means the same as its absence."""
     found = {item.name: item.metadata["without"] for item in fields(Schedule)}
     return {name: value for name, value in found.items() if value is not _ABSENT}

@@ -14,11 +14,13 @@ from aniso.errors import NumericalError, StoppedError
 from aniso.learn import (
     LR_LIMIT,
     CrossEntropy,
+    Entropy,
     Last,
     Schedule,
     Trainable,
     fit,
     limit_learning_rate,
+    predict,
     relative_norm,
 )
 from aniso.learn._training import loop as loop_module
@@ -106,6 +108,28 @@ def test_a_collapsed_run_equals_one_with_a_third_of_the_learning_rate(world, mon
     (note,) = [note for note in done.notes if "collapsed" in note]
     assert "epoch 1" in note and "0.2" in note and "0.067" in note
     assert torch.allclose(composition.values, wanted.values, rtol=1e-6, atol=1e-9)
+
+
+def test_entropy_at_a_high_rate_collapses_and_is_started_again(world):
+    """The real detector: minimising entropy makes all predictions equal at this rate, and not at a third."""
+    good = world.composition()
+    fit(good, CrossEntropy(world.target.train), replace(SHORT, epochs=4))
+    steps = Schedule(
+        epochs=3, lr=10.0, batch_size=16, max_grad_norm=1e6, lr_schedule="constant", warmup_steps=0,
+        weight_decay=0.0, min_steps_per_epoch=4,
+    )  # fmt: skip
+    split = world.target.test.unlabelled()
+
+    def classes(schedule):
+        composition = world.composition()
+        composition.values.data.copy_(good.values.data)
+        done = fit(composition, Entropy(split), schedule)
+        return done, len(set(predict(composition, world.target.test).tolist()))
+
+    done, count = classes(steps)
+    assert done.lr == pytest.approx(10 / 3) and count == 2
+    assert any("predicted as one class" in note for note in done.notes)
+    assert classes(replace(steps, restarts=0, epochs=2))[1] == 1
 
 
 def test_restarts_end_in_an_error_and_leave_the_start(world, monkeypatch):

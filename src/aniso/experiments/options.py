@@ -94,7 +94,7 @@ def options_of(cls: type[BaseModel]) -> dict[str, OptionInfo]:
     return out
 
 
-def without_values(cls: type[BaseModel]) -> dict[str, Any]:
+def without_values(cls: type[BaseModel]) -> dict[str, object]:
     """Return, for every option that was added later, the value that means the same as its absence."""
     out = {}
     for name, field in cls.model_fields.items():

@@ -27,8 +27,8 @@ def relative_norm(bank: Bank, model: Wrapped) -> float:
 def limit_learning_rate(schedule: Schedule, bank: Bank, model: Wrapped) -> tuple[Schedule, str | None]:
     """Return the schedule with a learning rate that suits the vectors, and a note if it is a lower one.
 
-    The paper's rate of 0.1 is for vectors of about one per cent of the base's norm. With AdamW every
-    coefficient moves by about the learning rate in a step, so longer vectors change the model by more.
+    With AdamW every coefficient moves by about the learning rate in a step, so longer vectors change the
+    model by more.
     """
     length = relative_norm(bank, model)
     if schedule.lr * length <= LR_LIMIT:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aniso.json_value import JsonObject
 from aniso.learn.objectives import Companion, DataTerm, TermInputs
 from aniso.records import JsonValue
 
 _WINDOW = 5  # steps that are judged together, the last ones of an epoch
 _LEAST_ITEMS = 16  # in these steps; fewer may be of one class by chance
 _DOMINANT = 0.8  # share of one class above which a constant prediction may be right
-_SPREAD = 0.15  # of the start's spread; mini at a rate of 0.1 falls from 0.44 to 0.04
+_SPREAD = 0.15  # of the start's spread
 _LOSS = 0.95  # of ln C, the loss of a prediction that says nothing
 
 
@@ -118,8 +119,8 @@ class CollapseDetector(Companion):
         return None
 
     def state_dict(self) -> dict[str, Tensor | JsonValue]:
-        start: dict[str, Any] = {str(i): asdict(one) for i, one in self._start.items()}
-        last: dict[str, Any] = {str(i): [asdict(one) for one in found] for i, found in self._last.items()}
+        start: JsonObject = {str(i): asdict(one) for i, one in self._start.items()}
+        last: JsonObject = {str(i): [asdict(one) for one in found] for i, found in self._last.items()}
         return {"start": start, "last": last}
 
     def load_state_dict(self, state: Mapping[str, Tensor | JsonValue]) -> None:
