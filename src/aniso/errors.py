@@ -224,6 +224,8 @@ EXPLANATIONS: dict[str, str] = {
     "MODEL-NAME": "Models are named by open_clip's architecture names, by a directory or hub id with a "
     "configuration, as timm:NAME, or as mini, the small model that comes with aniso.",
     "MODEL-WEIGHTS": "The weights are not on this machine and could not be fetched, or none were named.",
+    "MODEL-TOWER": "A dual encoder compares features of an image tower and a text tower: each gives one "
+    "row per item, and both have the same width, if need be by a projection.",
     "MODEL-TEXT": "Class weights are made from text, so they need a model with a text tower, or a classifier "
     "with a head of its own.",
     "MODEL-TOKENIZER": "The tokenizer's files are missing or belong to another model. A wrong one gives "
@@ -238,6 +240,8 @@ EXPLANATIONS: dict[str, str] = {
     "of a split must be one of the task's.",
     "DATA-PROMPT": "A prompt has one pair of braces, where the class name goes.",
     "DATA-SPLIT": "The task does not have that split or part.",
+    "DATA-CAPTION": "An image tower is aligned to a text tower by captions: every image has at least one "
+    "that is not empty, and the text tower reads all of it.",
     "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; "
     "none of them may be empty.",
     "DATA-SHOTS": "A class has fewer images than the number of shots.",

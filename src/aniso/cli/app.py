@@ -8,6 +8,7 @@ import typer
 
 from aniso import __version__
 from aniso.cli import (
+    align,
     analyse,
     bake,
     bank,
@@ -77,6 +78,7 @@ app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.add_typer(paper.app, name="paper")
+app.command("align")(align.align)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)

@@ -31,7 +31,7 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     source = open_weights(path if weights is None else weights)
     network: Any = filled(network_of(path, config, IMAGE_CLASSIFIER, source), source)
     _require_one_head(network)
-    family = Family(_features, own_head=_own_head, own_classes=_class_names(network.config))
+    family = Family(features_before_head, own_head=_own_head, own_classes=_class_names(network.config))
     model_config, _ = transformers_config(config)
     return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
 
@@ -81,6 +81,8 @@ def _timm_directory(path: Path, config: JsonObject, weights: Ref, name: str) -> 
     return _timm_encoder(architecture, source, name, arguments, pixels, names)
 
 
+LABELS = ("num_classes", "label_names", "label_descriptions", "id2label", "label2id", "num_labels")
+"""Keys of config.json that are about the head."""
 _TIMM_PARTS = ("pretrained_cfg", "model_args", "label_names", "label_descriptions", "id2label", "label2id")
 _TIMM_RUNTIME = ("device", "dtype", "scriptable", "exportable", "no_jit")  # where and how, not what
 _TIMM_PIXELS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
@@ -128,7 +130,9 @@ def _timm_encoder(
     fill(network, source)
     classes = classes or tuple(str(i) for i in range(timm_network.num_classes))
     _require_one_head(network)
-    return Encoder(name, network.float(), Family(_features, own_head=_own_head, own_classes=classes), sizes)
+    return Encoder(
+        name, network.float(), Family(features_before_head, own_head=_own_head, own_classes=classes), sizes
+    )
 
 
 _PREFIX = "timm_model."
@@ -207,15 +211,43 @@ def _require_one_head(network: Any) -> None:
         )
 
 
-def _features(network: Any, images: Tensor) -> Tensor:
-    """Return the input of the last layer, which are the features for every architecture."""
+def features_before_head(network: Any, images: Tensor) -> Tensor:
+    """Return the input of the last layer, which are the features for every architecture, one row each."""
+    return input_of_head(network, images).flatten(1)
+
+
+def input_of_head(network: Any, images: Tensor) -> Tensor:
+    """Return the input of the last layer, whatever its shape."""
     seen: list[Tensor] = []
     handle = _last(network).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
         network(images)
     finally:
         handle.remove()
-    return seen[0].flatten(1)
+    return seen[0]
+
+
+def remove_head(network: Any) -> None:
+    """Replace the last layer of a classifier of either library by one that does nothing."""
+    inner = getattr(network, "timm_model", network)
+    if hasattr(inner, "reset_classifier"):
+        inner.reset_classifier(0)
+    elif hasattr(network, "classifier"):
+        network.classifier = nn.Identity()
+    else:
+        network.head = nn.Identity()
+
+
+def headless_network(path: Path, config: JsonObject, source: WeightSource) -> Any:
+    """Build the network that config.json describes, without its head, with weights from ``source``."""
+    if _is_timm(config):
+        return _timm_directory(path, {**config, "num_classes": 0}, source, printable(path))._network
+    _require_library()
+    IMAGE_CLASSIFIER.require(config.get("model_type"), path)
+    network: Any = network_of(path, config, IMAGE_CLASSIFIER, source)
+    _require_one_head(network)
+    remove_head(network)
+    return filled(network, source)
 
 
 _DO_NOTHING = (nn.Sequential, nn.Flatten, nn.Dropout, nn.Identity)

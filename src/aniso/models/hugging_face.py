@@ -91,19 +91,18 @@ def _text(network: Any, ids: Tensor) -> Tensor:
 
 def fitting_pixels(path: Path, network: Any) -> Pixels:
     """Return ``pixels_of`` a directory; raises if the network does not accept images of that size."""
-    pixels = pixels_of(path, network)
     config = getattr(network.config, "vision_config", network.config)
     built_for = _side(getattr(config, "image_size", None))
+    pixels = pixels_of(path, built_for)
     require_input_size(path, getattr(network, "vision_model", network), pixels.size, built_for)
     return pixels
 
 
-def pixels_of(path: Path, network: Any) -> Pixels:
+def pixels_of(path: Path, built_for: int | None) -> Pixels:
     """Return the image processor's settings, with CLIP's values as defaults."""
     processor = _processor(path)
     _require_standard(path, processor)
-    vision = getattr(network.config, "vision_config", network.config)
-    size = _side(getattr(vision, "image_size", None)) or 224
+    size = built_for or 224
     resized, cropped = processor.get("size"), processor.get("crop_size")
     both = isinstance(resized, dict) and "height" in resized
     short = _side(resized) or size
@@ -126,6 +125,28 @@ def pixels_of(path: Path, network: Any) -> Pixels:
         margin,
     )
     return bounded(path, pixels)
+
+
+def processor_settings(pixels: Pixels) -> JsonObject:
+    """Return preprocessing as an image processor's preprocessor_config.json; ``pixels_of`` reads it back."""
+    side = round(pixels.size / pixels.margin)
+    size: JsonObject = {"shortest_edge": side}
+    if pixels.resize == "squash":
+        size = {"height": side, "width": side}
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": size,
+        "resample": 2 if pixels.interpolation == "bilinear" else 3,
+        "do_center_crop": True,
+        "crop_size": {"height": pixels.size, "width": pixels.size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(pixels.mean),
+        "image_std": list(pixels.std),
+    }
 
 
 def bounded(where: object, pixels: Pixels) -> Pixels:

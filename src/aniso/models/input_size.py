@@ -29,15 +29,21 @@ def require_input_size(where: object, network: nn.Module, size: int, built_for: 
 
 def _takes(network: nn.Module, size: int) -> bool:
     """True if a copy of the network on the meta device accepts images of this size."""
-    empty: dict[int, Any] = {id(held): _empty(held) for held in (*network.parameters(), *network.buffers())}
-    config: Any = getattr(network, "config", None)
-    images = torch.empty(1, getattr(config, "num_channels", 3), size, size, device="meta")
+    empty, images = on_meta(network, size)
     try:
         with torch.no_grad():
-            copy.deepcopy(network, empty).eval()(images)
+            empty(images)
     except Exception:  # whatever a library raises for a wrong shape
         return False
     return True
+
+
+def on_meta(network: nn.Module, size: int) -> tuple[Any, Tensor]:
+    """Return a copy of the network on the meta device, and an image of this size for it."""
+    held: dict[int, Any] = {id(own): _empty(own) for own in (*network.parameters(), *network.buffers())}
+    config: Any = getattr(network, "config", None)
+    images = torch.empty(1, getattr(config, "num_channels", 3), size, size, device="meta")
+    return copy.deepcopy(network, held).eval(), images
 
 
 def _empty(tensor: Tensor) -> Tensor:

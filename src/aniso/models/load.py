@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from aniso.errors import InputError, UsageError, printable
-from aniso.models import classifier, hugging_face, open_clip, sentence_encoder
+from aniso.models import classifier, dual_encoder, hugging_face, open_clip, sentence_encoder
 from aniso.models.encoder import Encoder
 from aniso.models.loading import require_activation
 from aniso.weights import Ref
@@ -20,8 +20,9 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     """Return an encoder of images or texts, with its class weights, views, layout and fingerprint.
 
     ``name`` is an open_clip architecture (``ViT-B-32`` with ``weights="openai"``), a directory or hub id of a
-    CLIP, of an image classifier or of a sentence encoder, ``timm:NAME``, or ``mini``, the small model that
-    comes along. ``weights`` is a tag, a file, a directory or a hub id; without it, those of the directory.
+    CLIP, an image classifier, a sentence encoder or a dual encoder, ``timm:NAME``, or ``mini``, the small
+    model that comes along. ``weights`` is a tag, a file, a directory or a hub id; without it, those of the
+    directory.
     Everything is read as data; no code from a model's repository is ever run::
 
         model = load_model("ViT-B-32", weights="openai")
@@ -97,6 +98,8 @@ def _directory(path: Path, name: str, weights: Ref | None, activation: str | Non
             fix=f"load_model('ViT-B-32', weights='{printable(path)}')",
         )
     kind = read_json(path / "config.json").get("model_type")
+    if kind == dual_encoder.MODEL_TYPE:
+        return dual_encoder.load_directory(path, name, weights)
     if kind not in (hugging_face.CLIP, hugging_face.CLIP_VISION):
         return classifier.load_directory(path, name, weights)
     encoder = hugging_face.load(path, name, weights)

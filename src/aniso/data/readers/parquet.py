@@ -95,12 +95,10 @@ def _images(part: str, tables: Sequence[_Table], keep: int | None) -> ParquetIma
 def _table(path: Path, settings: Mapping[str, object]) -> _Table:
     image, label = given.text(settings, "image", "image"), given.text(settings, "label", "label")
     with OpenTable(str(path)) as file:
-        schema, metadata = file.schema_arrow, file.metadata
+        schema = file.schema_arrow
         named_key = [given.text(settings, "key")] if "key" in settings else []
         _require_columns(path, schema, [image, label, *named_key])
-        field = _bytes_field(path, schema.field(image))
-        groups = _groups(path, metadata, image, field)
-        _require_images(path, groups)
+        groups = row_groups(path, file, image)
         key = given.text(settings, "key", "key")
         keys = read_keys(path, file, key) if key in schema.names else None
         labels, counted = read_labels(path, file, label)
@@ -108,6 +106,14 @@ def _table(path: Path, settings: Mapping[str, object]) -> _Table:
         if not rows == len(labels) == len(labels if keys is None else keys):
             raise format_error(path, f"{rows:,} rows, {len(labels):,} labels", "a label for each row")
         return _Table(tuple(groups), tuple(labels), counted, keys, schema_names(path, schema, label))
+
+
+def row_groups(path: Path, file: Any, image: str) -> list[RowGroup]:
+    """Return the row groups of an open table whose column ``image`` holds images."""
+    field = _bytes_field(path, file.schema_arrow.field(image))
+    groups = _groups(path, file.metadata, image, field)
+    _require_images(path, groups)
+    return groups
 
 
 def _require_columns(path: Path, schema: Any, wanted: Sequence[str]) -> None:
