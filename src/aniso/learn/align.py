@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from aniso.learn.objectives.image_text import ImageText, caption_features
 from aniso.models import Encoder, load_model
 from aniso.models.dual_encoder import (
     OURS,
+    SCALE,
     dual_encoder_files,
     join_towers,
     save_directory,
@@ -108,6 +110,8 @@ def align(encoder: Encoder, split: Labelled, options: AlignOptions | None = None
     losses = tuple(row.loss for row in done.history if row.loss is not None)
     model = trainable.model
     assert isinstance(model, Encoder)
+    with torch.no_grad():
+        trainable.tensors[_SCALE].clamp_(max=math.log(SCALE))
     return Aligned(tuned_weights(encoder, trainable), losses, model)
 
 

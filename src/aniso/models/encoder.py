@@ -148,7 +148,7 @@ class Encoder(Wrapped):
     def logit_scale(self) -> float:
         """What cosines are multiplied by."""
         found = self._parameters.get("logit_scale")
-        return math.exp(float(found)) if found is not None else self.family.logit_scale
+        return math.exp(float(found.detach())) if found is not None else self.family.logit_scale
 
     # text
 
@@ -230,7 +230,7 @@ class Encoder(Wrapped):
         words = {"tokens": self.family.tokens.fingerprint, "config": self.config_words}
         if self.family.frozen is not None:
             views = json.dumps(self.transforms.identity(), sort_keys=True)
-            scale = str(self.family.logit_scale)
+            scale = str(self.logit_scale)
             return {**words, "text": self.family.frozen.fingerprint, "views": views, "scale": scale}
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()

@@ -73,7 +73,7 @@ class ImageText(DataTerm):
 
     def loss(self, inputs: TermInputs) -> Tensor:
         assert inputs.labels is not None
-        rows, own = inputs.labels.cpu().unique(return_inverse=True)
+        rows, own = torch.unique(inputs.labels.cpu(), return_inverse=True)
         texts = self.captions[rows].to(inputs.logits[0])
         own = own.to(texts.device)
         logits = inputs.logits[0] @ texts.T

