@@ -6,6 +6,7 @@ returns what its Python blocks presuppose. Commands that take data or hours are 
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import socket
@@ -22,6 +23,7 @@ import runs
 import sentences
 import tiny
 import torch
+import towers
 import typer
 from adapters import random_adapter
 
@@ -102,6 +104,17 @@ def _analyse() -> Scope:
     added = library.Composition(library.load_model("base"), bank)
     added.values.data.fill_(0.5)
     added.coefficients.save("added.safetensors")
+    return {}
+
+
+def _align() -> Scope:
+    towers.timm_directory(Path("IMAGE_TOWER"))
+    sentences.save(Path("TEXT_TOWER"))
+    _photos()
+    _photos(Path("other"))
+    files = sorted(Path("photos/train").glob("*/*.png"))
+    rows = [f"{file},{text}" for file, text in zip(files, itertools.cycle(sentences.TEXTS[:3]), strict=False)]
+    Path("captions.csv").write_text("\n".join(["image,caption", *rows]) + "\n")
     return {}
 
 
@@ -219,6 +232,7 @@ def _mini() -> Scope:
 
 
 FILES: dict[str, Callable[[], Scope]] = {
+    "docs/howto/align.md": _align,
     "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,

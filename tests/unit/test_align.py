@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy
 import pytest
+import sentences
 import torch
 from PIL import Image
 from torch.nn import functional
+from towers import timm_directory
 
 from aniso.cli import main
 from aniso.data.captions import caption_split, read_captions
@@ -21,8 +23,6 @@ from aniso.learn.objectives.term_inputs import TermInputs
 from aniso.models import load_model
 from aniso.models.dual_encoder import join_towers
 from aniso.models.image_tower import load_tower
-from helpers import sentences
-from helpers.towers import timm_directory
 
 pytest.importorskip("timm")
 COLOURS = {"the cat sat": (250, 20, 20), "rain": (20, 20, 250), "a bird sang": (20, 240, 20)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import sentences
 import torch
+from towers import timm_directory
 
 from aniso.compose import Composition, Partition
 from aniso.errors import InputError, UsageError
@@ -13,8 +15,6 @@ from aniso.models import load_model, mini_directory
 from aniso.models.dual_encoder import dual_encoder_files, join_towers, save_directory, without_projection
 from aniso.models.image_tower import load_tower
 from aniso.vectors import Bank, Kind
-from helpers import sentences
-from helpers.towers import timm_directory
 
 pytest.importorskip("timm")
 NAMES = ("test_efficientnet", "test_vit", "test_resnet")
@@ -184,3 +184,34 @@ def test_a_projection_of_another_tower_is_refused(towers, tmp_path):
     with pytest.raises(InputError, match="does not fit its tower") as caught:
         load_model(tmp_path / "wrong")
     assert caught.value.facts["key"] == "visual_projection.weight"
+
+
+def test_a_baked_directory_is_the_composition(towers, tmp_path):
+    from aniso.compose import Baked
+
+    image, text, _ = towers
+    _, base = made(image, text, tmp_path / "out")
+    tuned = {key: value.clone() for key, value in base.state_dict().items()}
+    tuned["visual_projection.weight"].mul_(1.01)
+    bank = Bank.build(tmp_path / "out", {"tuned": tuned})
+    composition = Composition(base, bank, Partition.blocks())
+    with torch.no_grad():
+        composition.values.fill_(0.5)
+    baked = Baked(tmp_path / "out", bank, composition.coefficients)
+    baked.save(tmp_path / "baked", to="dual-encoder")
+    loaded = load_model(tmp_path / "baked")
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images), composition(images), rtol=1e-5, atol=1e-5)
+    assert loaded.text_fingerprint == base.text_fingerprint
+    assert (tmp_path / "baked/README.md").is_file()
+
+
+def test_many_texts_are_taken_by_length_and_returned_in_order(tmp_path):
+    sentences.save(tmp_path / "text")
+    encoder = load_model(tmp_path / "text")
+    texts = [" ".join(sentences.WORDS[i % 7 : i % 7 + 1 + i % 9]) for i in range(300)]
+    texts.insert(7, "rain " * 40)
+    alone = torch.cat([encoder.text_features([text]) for text in texts])
+    torch.testing.assert_close(encoder.text_features(texts), alone, rtol=1e-5, atol=1e-6)
+    assert encoder._texts(texts, None)[1] == [7]

@@ -25,7 +25,8 @@ def bake(
     to: Annotated[
         str,
         typer.Option(
-            help="safetensors, open_clip, huggingface or sentence-transformers; peft for an adapter."
+            help="safetensors, open_clip, huggingface, sentence-transformers or dual-encoder; peft for an "
+            "adapter."
         ),
     ] = "safetensors",
     rank: Annotated[int | None, typer.Option(help="With --to peft: maximal rank; default all.")] = None,

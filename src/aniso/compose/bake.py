@@ -21,10 +21,11 @@ from aniso.compose._engine.stacking import stack_deltas
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
+from aniso.models.dual_encoder import copied_files
 from aniso.models.sentence_modules import sentence_files
 from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import SENTENCE, TOKENIZER, Extras, convert
+from aniso.vectors.convert import DUAL, SENTENCE, TOKENIZER, Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
@@ -112,7 +113,7 @@ class Baked(WeightSource):
         """Write one safetensors file, or a directory; return notes.
 
         ``to`` is ``safetensors``; ``huggingface`` or ``open_clip`` for a CLIP; ``sentence-transformers`` for
-        a sentence encoder, whose pooling and limits are those of the base.
+        a sentence encoder, whose pooling and limits are those of the base; ``dual-encoder`` for one.
 
         A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
         the base's tokenizer; ``also`` are more files for it, by name, each with a sentence
@@ -155,6 +156,8 @@ class Baked(WeightSource):
         home = files[0].path.parent if files else None
         if to == SENTENCE:
             out |= sentence_files(_require_home(home, self.label))
+        if to == DUAL:
+            out |= copied_files(_require_home(home, self.label))
         if to == "huggingface" and home is not None and (home / "config.json").is_file():
             tokenizer = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
             out |= {file.path.name: file.read(0, file.size) for file in tokenizer}
@@ -210,8 +213,8 @@ def _require_home(home: Path | None, label: str) -> Path:
     if home is None or not (home / "config.json").is_file():
         raise InputError(
             "DIR-CONFIG",
-            f"'{label}' is no directory of a sentence encoder",
-            expected="config.json, modules.json and tokenizer.json beside the base's weights",
+            f"'{label}' is no directory of a model",
+            expected="config.json beside the base's weights, and what else belongs to its kind",
             fix="--base DIRECTORY, or --to safetensors",
         )
     return home

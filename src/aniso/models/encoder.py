@@ -170,14 +170,17 @@ class Encoder(Wrapped):
             )
         network = self._network if self.family.frozen is None else self.family.frozen.network
         device = next(network.parameters()).device
+        order = _by_length(texts) if self.family.frozen is not None else list(range(len(texts)))
         rows, cut = [], []
         for start in range(0, len(texts), _TEXTS):
-            ids, short = self.family.tokens(texts[start : start + _TEXTS])
+            group = order[start : start + _TEXTS]
+            ids, short = self.family.tokens([texts[i] for i in group])
             rows.append(self.family.text(network, ids.to(device)).float().cpu())
-            cut += [start + i for i in short]
+            cut += [group[i] for i in short]
             if progress:
                 progress("class weights", min(start + _TEXTS, len(texts)), len(texts))
-        return torch.cat(rows), cut
+        features = torch.cat(rows)
+        return features[torch.tensor(order).argsort()], sorted(cut)
 
     @torch.no_grad()
     def class_weights(
@@ -258,6 +261,12 @@ class Encoder(Wrapped):
         rows = torch.tensor([place[_plain(name)] for name in classes.names])
         picked = None if bias is None else bias.detach()[rows].clone()
         return ClassWeights(classes.names, weight.detach()[rows].clone(), picked, by_angle=False)
+
+
+def _by_length(texts: Sequence[str]) -> list[int]:
+    """Return the indices of many texts by length, since a batch is as wide as its longest."""
+    few = len(texts) <= _TEXTS
+    return list(range(len(texts))) if few else sorted(range(len(texts)), key=lambda i: (len(texts[i]), i))
 
 
 def _plain(name: str) -> str:

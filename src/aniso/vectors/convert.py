@@ -35,6 +35,9 @@ TOKENIZER = (
 """Files of a model directory that preprocessing and tokenising need, beside weights and configuration."""
 SENTENCE = "sentence-transformers"
 """A directory under the source's own names, whose configuration comes with it in ``Extras``."""
+DUAL = "dual-encoder"
+"""Likewise, with the text tower in a directory of its own."""
+_OWN_NAMES = (SENTENCE, DUAL)
 _BESIDE = (
     *TOKENIZER,
     "README.md",
@@ -43,6 +46,8 @@ _BESIDE = (
     "modules.json",
     "sentence_bert_config.json",
     "1_Pooling",
+    "image",
+    "text",
 )
 _OURS = re.compile(
     r"(open_clip_)?(model\.safetensors|config\.json)|" + "|".join(re.escape(name) for name in _BESIDE)
@@ -51,6 +56,7 @@ _FILES = {
     "open_clip": "open_clip_model.safetensors",
     "huggingface": "model.safetensors",
     SENTENCE: "model.safetensors",
+    DUAL: "model.safetensors",
 }
 
 
@@ -89,7 +95,7 @@ def convert(
     by default. Returns notes; raises if a tensor has no name in the other library.
     """
     extras = extras or Extras()
-    if to not in ("safetensors", *_TARGETS) and not (to == SENTENCE and "config.json" in extras.files):
+    if to not in ("safetensors", *_TARGETS) and not (to in _OWN_NAMES and "config.json" in extras.files):
         raise UsageError(
             "USAGE",
             f"cannot convert to '{to}'",
@@ -103,13 +109,13 @@ def convert(
             "OUT-EXISTS", f"'{printable(out)}' holds the input", found=inside[0], fix="name another directory"
         )
     require_space(out, source.nbytes)
-    if to in ("safetensors", SENTENCE):
+    if to in ("safetensors", *_OWN_NAMES):
         plan, files = Conversion({n: partial(source.read, n) for n in source.tensors}, ()), extras.files
     if to == "safetensors":
         _write(out, plan, dtype, progress, extras.metadata, overwrite=overwrite)
         return (*source.info.notes, *plan.notes)
     notes: list[str] = []
-    if to != SENTENCE:
+    if to not in _OWN_NAMES:
         plan = renamed(source, to)
         config, notes = clip_config(source, to, activation)
         name = "config.json" if to == "huggingface" else "open_clip_config.json"
@@ -117,7 +123,7 @@ def convert(
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
         _write(unfinished / _FILES[to], plan, dtype, progress, extras.metadata)
         for name, content in files.items():
-            (unfinished / name).parent.mkdir(exist_ok=True)
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(unfinished / name) as small:
                 small.stream.write(content)
     return (*source.info.notes, *plan.notes, *notes)
