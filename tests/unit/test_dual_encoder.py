@@ -215,3 +215,13 @@ def test_many_texts_are_taken_by_length_and_returned_in_order(tmp_path):
     alone = torch.cat([encoder.text_features([text]) for text in texts])
     torch.testing.assert_close(encoder.text_features(texts), alone, rtol=1e-5, atol=1e-6)
     assert encoder._texts(texts, None)[1] == [7]
+
+
+def test_the_image_tower_of_a_dual_encoder_can_be_joined_again(towers, tmp_path):
+    image, text, _ = towers
+    encoder, _ = made(image, text, tmp_path / "out")
+    tower = load_tower(tmp_path / "out")
+    again = join_towers("again", tower, load_model(text), size=64)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(without_projection(again)(images), without_projection(encoder)(images))

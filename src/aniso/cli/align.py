@@ -13,7 +13,10 @@ from aniso.errors import UsageError
 
 def align(
     image: Annotated[
-        str, typer.Argument(metavar="IMAGE_TOWER", help="timm:NAME, or a directory of an image classifier.")
+        str,
+        typer.Argument(
+            metavar="IMAGE_TOWER", help="timm:NAME, or a directory of an image classifier or dual encoder."
+        ),
     ],
     text: Annotated[
         Path,

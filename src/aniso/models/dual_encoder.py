@@ -27,7 +27,8 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.json_value import JsonObject
 from aniso.models import hugging_face, sentence_encoder
 from aniso.models.encoder import Encoder, Family, FrozenNetwork
-from aniso.models.image_tower import ImageTower, build_tower, tower_features
+from aniso.models.image_tower import MODEL_TYPE as MODEL_TYPE
+from aniso.models.image_tower import ImageTower, build_tower, tower_features, visual_part
 from aniso.models.input_size import require_input_size
 from aniso.models.loading import fill
 from aniso.models.sentence_modules import sentence_files
@@ -37,12 +38,9 @@ from aniso.weights import Ref, WeightSource, open_weights, save_safetensors
 from aniso.weights.atomic import atomic_directory, atomic_file
 from aniso.weights.directory import read_json
 from aniso.weights.files import RawFile
-from aniso.weights.source import Renamed
 
-MODEL_TYPE = "aniso_dual_encoder"
 SCALE = 100.0
 """The largest logit scale, as in CLIP."""
-_VISUAL = "visual."
 OURS = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json|README\.md|image|text")
 _START = 1 / 0.07  # CLIP's first logit scale
 
@@ -106,8 +104,7 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     _require_schema(path)
     source = open_weights(path)
     pixels = hugging_face.pixels_of(path, None)
-    visual = {key.removeprefix(_VISUAL): key for key in source.tensors if key.startswith(_VISUAL)}
-    tower = build_tower(path / "image", Renamed(source, visual, source.info), pixels)
+    tower = build_tower(path / "image", visual_part(source), pixels)
     require_input_size(path, tower.network, pixels.size, pixels.size)
     text = _text_encoder(path / "text")
     network = DualNetwork(tower.network, tower.width, text_width(text), _Shapes(source))

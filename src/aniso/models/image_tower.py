@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from aniso.errors import InputError, printable
 from aniso.json_value import JsonObject
 from aniso.models import classifier
+from aniso.models.hugging_face import pixels_of
 from aniso.models.input_size import on_meta
 from aniso.models.transforms import Pixels
 from aniso.weights import Ref, WeightSource
 from aniso.weights.directory import read_json
+from aniso.weights.source import Renamed
 
+MODEL_TYPE = "aniso_dual_encoder"
+"""The model type of a dual encoder in its config.json."""
+VISUAL = "visual."
 _TIMM = "timm:"
 
 
@@ -34,7 +39,10 @@ class ImageTower:
 
 
 def load_tower(name: str | Path, weights: Ref | None = None) -> ImageTower:
-    """Load ``timm:NAME`` with weights, or the directory of a classifier, and take its head off."""
+    """Load ``timm:NAME`` with weights, or the directory of a classifier, and take its head off.
+
+    The directory may also be that of a dual encoder, whose image tower is taken.
+    """
     text = str(name)
     if text.startswith(_TIMM):
         architecture = text.removeprefix(_TIMM)
@@ -49,10 +57,19 @@ def load_tower(name: str | Path, weights: Ref | None = None) -> ImageTower:
                 expected="timm:NAME, or a directory of an image classifier with config.json",
                 fix="timm:NAME --image-weights FILE",
             )
-        encoder = classifier.load_directory(path, path.resolve().name, weights)
         config = dict(read_json(path / "config.json"))
+        if config.get("model_type") == MODEL_TYPE:
+            source = open_weights(path if weights is None else weights)
+            return build_tower(path / "image", visual_part(source), pixels_of(path, None))
+        encoder = classifier.load_directory(path, path.resolve().name, weights)
     transforms: Any = encoder.transforms
     return _tower(encoder._network, config, transforms.pixels, text)
+
+
+def visual_part(source: WeightSource) -> WeightSource:
+    """Return the weights of the image tower of a dual encoder, under the tower's own names."""
+    names = {key.removeprefix(VISUAL): key for key in source.tensors if key.startswith(VISUAL)}
+    return Renamed(source, names, source.info)
 
 
 def build_tower(directory: Path, source: WeightSource, pixels: Pixels) -> ImageTower:
