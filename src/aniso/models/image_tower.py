@@ -15,7 +15,7 @@ from aniso.models import classifier
 from aniso.models.hugging_face import pixels_of
 from aniso.models.input_size import on_meta
 from aniso.models.transforms import Pixels
-from aniso.weights import Ref, WeightSource
+from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json
 from aniso.weights.source import Renamed
 
