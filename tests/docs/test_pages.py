@@ -37,7 +37,7 @@ from aniso.registry import REGISTRIES
 from aniso.weights import save_safetensors
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("*.md", "docs/**/*.md", "experiments/README.md", "benchmarks/README.md")
+PATTERNS = ("*.md", "docs/**/*.md", "experiments/*.md", "benchmarks/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 HOWTOS = sorted((ROOT / "docs/howto").glob("*.md"))
 PARSED = ("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data")

@@ -16,13 +16,14 @@ from aniso.record_files import RecordStore
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+MINI, MINILM = EXPERIMENTS / "mini.md", EXPERIMENTS / "minilm.md"
 NAMES = (
     *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
     *("test-time-rates", "joint-epochs", "learning-rates", "coefficients"),
-    *("minilm-addition", "minilm-few-shot"),
+    *("minilm-addition", "minilm-few-shot", "minilm-negation"),
 )
 
 
@@ -61,7 +62,7 @@ def _by_seed(experiment: str, label: str, shots: int, tasks: set[str]) -> list[f
 
 
 def test_what_is_said_of_joint_learning_in_more_epochs_is_what_was_recorded():
-    text = (EXPERIMENTS / "README.md").read_text()
+    text = MINI.read_text()
     tasks = {"dtd10", "fruits360", "pacs_photo", "sign_digits"}
 
     def said(values: list[float]) -> str:
@@ -80,12 +81,12 @@ def test_no_record_names_a_place_on_a_disk():
         assert "/home/" not in path.read_text() and '"/' not in path.read_text(), path
 
 
-def test_both_readmes_report_that_coefficients_are_below_heads_at_one_shot():
+def test_readme_and_page_report_that_coefficients_are_below_heads_at_one_shot():
     tasks = {str(r.spec.task) for r in RecordStore(EXPERIMENTS / "few-shot" / "records").finished().values()}
     labels = ("learned anisotropic", "Tip-Adapter", "LP++")
     found = {label: _by_seed("few-shot", label, 1, tasks) for label in labels}
     assert mean(found["learned anisotropic"]) < min(mean(found["Tip-Adapter"]), mean(found["LP++"]))
-    for path in (EXPERIMENTS / "README.md", EXPERIMENTS.parent / "README.md"):
+    for path in (MINI, EXPERIMENTS.parent / "README.md"):
         (sentence,) = [
             line
             for line in path.read_text().splitlines()
@@ -96,7 +97,7 @@ def test_both_readmes_report_that_coefficients_are_below_heads_at_one_shot():
 
 
 def test_what_is_said_of_learning_rates_is_what_was_recorded():
-    section = (EXPERIMENTS / "README.md").read_text().partition("## Learning rates")[2].partition("\n## ")[0]
+    section = MINI.read_text().partition("## Learning rates")[2].partition("\n## ")[0]
     found: dict[float, dict[str, float]] = {}
     for record in RecordStore(EXPERIMENTS / "learning-rates" / "records").finished().values():
         first, *_, last = record.metrics.history
@@ -115,7 +116,7 @@ def test_what_is_said_of_learning_rates_is_what_was_recorded():
 
 def test_the_table_of_minilm_is_what_was_recorded():
     records = RecordStore(EXPERIMENTS / "minilm-addition" / "records").finished().values()
-    text = (EXPERIMENTS / "README.md").read_text()
+    text = MINILM.read_text()
     means: dict[str, list[float]] = {}
     for label in {record.label for record in records}:
         found = [r.metrics.accuracy for r in records if r.label == label]
@@ -140,7 +141,7 @@ def test_the_table_of_minilm_is_what_was_recorded():
 
 
 def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
-    text = (EXPERIMENTS / "README.md").read_text()
+    text = MINILM.read_text()
     found = json.loads((EXPERIMENTS / "minilm-addition" / "disentanglement.json").read_text())
     change, absolute = found["change on other tasks"], found["absolute change on other tasks"]
     assert f"adds {100 * found['own gain']:.1f} points on its own task" in text
@@ -151,9 +152,7 @@ def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
 
 
 def test_the_few_shot_table_of_minilm_is_what_was_recorded():
-    section = (
-        (EXPERIMENTS / "README.md").read_text().partition("## Few-shot on MiniLM")[2].partition("\n## ")[0]
-    )
+    section = MINILM.read_text().partition("## Few-shot")[2].partition("\n## ")[0]
     found: dict[str, dict[int, dict[int, list[float]]]] = {}
     for record in RecordStore(EXPERIMENTS / "minilm-few-shot" / "records").finished().values():
         (score,) = record.metrics.accuracy.values()
@@ -177,3 +176,29 @@ def test_the_few_shot_table_of_minilm_is_what_was_recorded():
     pair, probe = found["learned anisotropic + linear probe"], found["linear probe"]
     both = [mean(map(mean, by_seed[16].values())) for by_seed in (pair, probe)]
     assert f"by {both[0] - both[1]:.1f} points for the linear probe at 16 shots" in section
+
+
+def _negation(experiment: str) -> dict[str, tuple[str, str]]:
+    """Mean target and control accuracy of every label, with the standard error over seeds."""
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for record in RecordStore(EXPERIMENTS / experiment / "records").finished().values():
+        scores = {name: 100 * score.accuracy for name, score in record.metrics.accuracy.items()}
+        target = str(record.spec.target).split("/")[-1]
+        control = str(record.spec.control).split("/")[-1]
+        found.setdefault(record.label, {}).setdefault(record.seed, []).append((scores[target], scores[control]))
+    out = {}
+    for label, by_seed in found.items():
+        columns = [[mean(pair[i] for pair in pairs) for pairs in by_seed.values()] for i in (0, 1)]
+        out[label] = tuple(_said(values) for values in columns)
+    return out
+
+
+def _said(values: list[float]) -> str:
+    spread = f" ± {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}"
+
+
+def test_the_negation_table_of_minilm_is_what_was_recorded():
+    section = MINILM.read_text().partition("## Negation")[2].partition("\n## ")[0]
+    for label, (target, control) in _negation("minilm-negation").items():
+        assert f"| {label} | {target} | {control} |" in section, label

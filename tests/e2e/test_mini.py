@@ -94,7 +94,7 @@ def test_what_is_written_about_adapters_is_what_was_measured():
     assert {task: own["tuned"] for task, own in measured["rank 4"].items()} == {
         task: own["tuned"] for task, own in facts.items()
     }
-    for text in ("docs/mini.md", "experiments/README.md"):
+    for text in ("docs/mini.md", "experiments/mini.md"):
         for own in measured.values():
             mean = sum(found["tuned"] for found in own.values()) / len(own)
             assert f"{100 * mean:.1f}" in (root / text).read_text()
