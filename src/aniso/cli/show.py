@@ -47,6 +47,17 @@ def line(text: str) -> None:
     _out().print(Text(printable(text, 2000)), soft_wrap=True)
 
 
+def terminal_width() -> int:
+    """Return the columns of the terminal."""
+    return Console().width
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text in at most so many columns: of what is longer, the end, where names of files differ."""
+    plain = printable(text, len(text) * 10 + 1)
+    return plain if len(plain) <= width else f"…{plain[1 - width :]}"
+
+
 def this_command() -> str:
     """Return the command line as it was typed; absolute paths are shortened to their last part."""
     words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv[1:]]
