@@ -81,7 +81,7 @@ class PredictedItem:
 
 def header_lines(header: PredictionHeader, kind: FileFormat) -> str:
     """Return the lines before the first item."""
-    content = header.model_dump(exclude_defaults=True)
+    content = {name: value for name, value in header.model_dump().items() if value != ""}
     if kind == "jsonl":
         return json.dumps({"header": content}) + "\n"
     return f"{_COMMENT}{json.dumps(content)}\n{_csv(header.columns)}"

@@ -269,8 +269,9 @@ class Session:
         return self._evaluated(result)
 
     def _evaluated(self, result: MethodResult) -> RunResult:
-        metrics, notes = self.problem.evaluation.measure(self, result)
-        metrics = metrics.merged(result.metrics)
+        evaluation = self.problem.evaluation
+        measured = evaluation.measure(self, result)
+        metrics, notes = measured.metrics.merged(result.metrics), measured.notes
         coefficients = result.coefficients
         if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
             metrics = metrics.model_copy(update={"selection": self.selection_summary})
@@ -291,6 +292,8 @@ class Session:
             device=self.device.type,
             notes=(*self.problem.notes, *fit_notes, *index_notes, *notes),
             content=self.content,
+            predictions=measured.predictions,
+            classes=evaluation.classes or {t.name: t.classes for t in [*self.tasks.values()][:1]},
         )
 
     def _head_identity(self, result: MethodResult) -> dict[str, str]:
