@@ -130,10 +130,10 @@ class PredictionFile:
     def open(cls, path: Path) -> PredictionFile:
         """Read the header; raises DATA-FORMAT if the file is no complete file of predictions."""
         try:
-            with path.open(encoding="utf-8", newline="\n") as lines:
-                first = lines.readline(_LONGEST)
+            with path.open("rb") as lines:
+                first = lines.readline(_LONGEST).decode()
                 kind: FileFormat = "csv" if first.startswith(_COMMENT) else "jsonl"
-                second = lines.readline(_LONGEST) if kind == "csv" else ""
+                second = lines.readline(_LONGEST).decode() if kind == "csv" else ""
         except OSError as e:
             raise _bad(path, e.strerror or str(e)) from None
         except UnicodeDecodeError:

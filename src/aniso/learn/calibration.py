@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -64,11 +65,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float | None:
     low, high = -_WIDEST, _WIDEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if slope(float(torch.tensor(middle).double().exp())) < 0:
+        if slope(math.exp(middle)) < 0:
             low = middle
         else:
             high = middle
-    return float(torch.tensor(-(low + high) / 2).double().exp())
+    return math.exp(-(low + high) / 2)
 
 
 def calibrate(
