@@ -132,14 +132,17 @@ def test_of_several_tasks_one_is_named_and_needs_no_data(
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(shelf.data, data)
+    (data / "dtd").rename(data / "signs")  # no known task
     quick = ("--epochs", 1, "--min-steps-per-epoch", 1)
-    tasks = ("--task", data / "cars", "--task", data / "dtd")
+    tasks = ("--task", data / "cars", "--task", data / "signs")
     done("fit", "addition", *shelf.base, *tasks, *quick, "-o", tmp_path / "run")
-    assert {item.task for item in rows(tmp_path / "run" / "predictions.csv")} == {"cars", "dtd"}
+    assert {item.task for item in rows(tmp_path / "run" / "predictions.csv")} == {"cars", "signs"}
     shutil.rmtree(data)
     ran = aniso("predict", tmp_path / "run", photos)
     assert (ran.code, "--task cars" in ran.err) == (2, True)
-    assert done("predict", tmp_path / "run", photos, "--task", "dtd", "-o", tmp_path / "p.csv")["items"] == 12
+    assert (
+        done("predict", tmp_path / "run", photos, "--task", "signs", "-o", tmp_path / "p.csv")["items"] == 12
+    )
 
 
 def test_a_base_predicts_named_classes_like_eval(
@@ -152,6 +155,19 @@ def test_a_base_predicts_named_classes_like_eval(
     assert rows(tmp_path / "a.csv") == rows(tmp_path / "b.csv")
     right = sum(item.prediction == item.id.split("/")[-2] for item in rows(tmp_path / "a.csv"))
     assert right == evaluate(load_model(str(shelf.model)), task.test).correct
+
+
+def test_prompts_replace_those_of_classes_and_of_a_task(
+    aniso: Aniso, shelf: runs.Shelf, learned: Path, photos: Path
+) -> None:
+    prompt = ("--prompt", "a school bus and {}", "--format", "csv")
+    usual = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars").out.splitlines()[1:]
+    task = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars", *prompt).out.splitlines()[1:]
+    names = ("--classes", "blue", "--classes", "red")
+    named = aniso("predict", shelf.model, photos, *names, *prompt).out.splitlines()[1:]
+    assert named == task != usual and len(task) == 13
+    ran = aniso("predict", learned, photos, *prompt)
+    assert ran.code == 2 and "no effect with a head" in ran.err
 
 
 # calibration

@@ -105,9 +105,8 @@ def predict(
     for path in (coefficients, head):
         checks.existing_file(path)
     checks.existing_bank(bank)
-    for name in (task, calibrate):
-        if name is not None and not name.startswith("./"):
-            checks.existing_task(name)
+    if calibrate is not None:
+        checks.existing_task(calibrate)
     from aniso.experiments.input_files import read_names
     from aniso.experiments.prediction.inputs import find_inputs
     from aniso.experiments.prediction.model_files import ModelOptions, find_model
@@ -126,6 +125,8 @@ def predict(
         task,
     )
     files = find_model(chosen, found.kind)
+    if task is not None and files.task == task:  # none of the run's own
+        checks.existing_task(task)
     from aniso.experiments.device import find_device
     from aniso.experiments.prediction.classifier import load_classifier
     from aniso.experiments.prediction.run import prediction_header, require_kind

@@ -74,7 +74,7 @@ class ItemClassifier:
                 yield tuple((names[i], value) for i, value in zip(indices, values, strict=True))
 
     def _best(self, logits: Tensor) -> tuple[list[list[float]], list[list[int]]]:
-        shares = (logits.double() / self.temperature).softmax(-1)
+        shares = (logits.cpu().double() / self.temperature).softmax(-1)  # some devices have no doubles
         best = shares.topk(min(self.top, shares.shape[-1]), dim=-1)
         return best.values.tolist(), best.indices.tolist()
 

@@ -88,16 +88,22 @@ def _classes(
     if files.classes is not None:
         return files.classes.names, files.classes
     if files.task is not None and (files.head is None or not files.is_run):
-        task = _task(files.task, files, data, progress)
+        task = _task(files.task, files, data, progress, files.prompts)
         return task.classes.names, task.classes
     if encoder.family.own_classes and not encoder.has_text:
         return encoder.family.own_classes, ClassList(encoder.family.own_classes)
     return None, None
 
 
-def _task(name: str, files: ModelFiles, data: Path | None, progress: ProgressCallback | None) -> Task:
+def _task(
+    name: str,
+    files: ModelFiles,
+    data: Path | None,
+    progress: ProgressCallback | None,
+    prompts: tuple[str, ...] = (),
+) -> Task:
     ref = str(data / name[2:]) if name.startswith("./") and data is not None else name
-    return load_task(ref, data, seed=files.split_seed, progress=progress)
+    return load_task(ref, data, prompts=prompts, seed=files.split_seed, progress=progress)
 
 
 def calibrated(

@@ -58,6 +58,8 @@ class ModelFiles:
     classes: ClassList | None = None
     task: str | None = None
     """The task whose classes are used if ``classes`` is None."""
+    prompts: tuple[str, ...] = ()
+    """Replace those of the task."""
     validation_task: str | None = None
     """The task that a run learned from labels, whose validation split calibrates its probabilities."""
     split_seed: int = 0
@@ -91,7 +93,9 @@ def find_model(options: ModelOptions, kind: ItemKind) -> ModelFiles:
     directory = Path(options.model).expanduser()
     is_run = (directory / SPEC).is_file()
     files = _run(directory, options) if is_run else _base(directory, options)
-    files = replace(files, head=options.head or files.head)
+    files = replace(files, head=options.head or files.head, prompts=options.prompts)
+    if files.head is not None and options.prompts:
+        raise UsageError("USAGE", "--prompt has no effect with a head", fix="leave out --prompt")
     return _with_classes(files, directory, options, kind)
 
 
