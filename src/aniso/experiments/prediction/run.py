@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, final
 
@@ -134,9 +134,3 @@ def _opened(chunk: list[InputItem], kind: ItemKind) -> Items:
     if kind == "texts":
         return Texts([item.text for item in chunk], ids, ids)
     return FileImages(Path(), [item.path for item in chunk])
-
-
-def first_of(items: Iterator[InputItem]) -> tuple[str, Iterator[InputItem]]:
-    """Return the id of the first item, or an empty text, and all items."""
-    first = next(items, None)
-    return ("", items) if first is None else (first.id, chain((first,), items))
