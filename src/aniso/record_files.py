@@ -19,6 +19,7 @@ from aniso.records import SCHEMA, Record
 
 RECORDS = "records.jsonl"
 FAILED = ".failed.json"
+_BESIDE = ("failure.json", "adapter_config.json", "classes.json")
 _LARGEST = 1 << 30  # bytes of a file
 _LONGEST = 64 << 20  # bytes of a record
 
@@ -92,10 +93,10 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_beside(path: Path, root: Path) -> bool:
-    """True for what runs leave beside records: reasons of failures, adapters, states, lists of images."""
+    """True for what runs leave beside records: reasons of failures, adapters, classes, lists of images."""
     words = path.relative_to(root).parts
     hidden = any(word.startswith(".") for word in words) or "images" in words[:-1]
-    return hidden or path.name.endswith(FAILED) or path.name in ("failure.json", "adapter_config.json")
+    return hidden or path.name.endswith(FAILED) or path.name in _BESIDE
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record]]:

@@ -17,6 +17,9 @@ ROOT = Path(aniso.__file__).parent
 LEVELS = {
     "json_value": -1,
     "errors": 0,
+    "csv_text": 0,
+    "item_files": 0,
+    "prediction_files": 1,
     "registry": 1,
     "classes": 1,
     "coefficient_matrix": 1,

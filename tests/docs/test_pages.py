@@ -202,6 +202,16 @@ def _paper() -> Scope:
     return {}
 
 
+def _predict() -> Scope:
+    _photos()
+    pictures.folder(Path("holiday"), {".": 3, "more": 2})
+    Path("names.txt").write_text("cat\ndog\n")
+    sentences.save(Path("MODEL"))
+    sentences.write_task(Path("reviews.csv"), 20)
+    Path("new.csv").write_text("number,comment\n1,the cat sat\n2,rain\n")
+    return {}
+
+
 def _selection() -> Scope:
     _photos()
     shelf = runs.shelf(Path("shelf"))
@@ -241,6 +251,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/language.md": _language,
     "docs/howto/learn.md": _learn,
     "docs/howto/paper.md": _paper,
+    "docs/howto/predict.md": _predict,
     "docs/howto/selection.md": _selection,
     "docs/howto/tasks.md": _tasks,
     "docs/howto/test-time.md": _test_time,

@@ -35,9 +35,11 @@ def test_few_shot_on_a_folder_with_nothing_but_class_names(aniso, shelf, tmp_pat
     assert "photos" in ran.out and "coefficients" in ran.out and str(out) in ran.out
     assert "selected by seed" in ran.err and "epoch 2: loss" in ran.err
     assert sorted(p.name for p in out.iterdir()) == [
+        "classes.json",
         "coefficients.safetensors",
         "images",
         "metrics.jsonl",
+        "predictions.csv",
         "record.json",
         "spec.yaml",
     ]

@@ -61,10 +61,12 @@ def test_a_head_is_saved_and_measures_the_same_afterwards(
     assert ran.code == 0, ran.err
     assert f"learned + {kind}" in ran.out and "head: kept step 300 of 300" in ran.out
     assert sorted(path.name for path in out.iterdir()) == [
+        "classes.json",
         "coefficients.safetensors",
         "head.safetensors",
         "images",
         "metrics.jsonl",
+        "predictions.csv",
         "record.json",
         "spec.yaml",
     ]
@@ -158,7 +160,7 @@ def test_a_head_alone_needs_no_bank(done: Done, aniso: Aniso, shelf: runs.Shelf,
     said = done("fit", "few-shot", *given, "-o", out)
     assert "bank" not in said["inputs"] and said["coefficients"] is None
     assert sorted(path.name for path in out.iterdir()) == [
-        "head.safetensors", "images", "record.json", "spec.yaml",
+        "classes.json", "head.safetensors", "images", "predictions.csv", "record.json", "spec.yaml",
     ]  # fmt: skip
     (again,) = done("eval", shelf.model, "--task", photos, "--head", out / "head.safetensors")
     assert again["correct"] == said["metrics"]["accuracy"]["photos"]["correct"]

@@ -680,8 +680,10 @@ def test_coefficients_are_learned_without_gradients(done: Done, shelf: runs.Shel
     with progress:
         made = done(*shelf.few_shot("--method", "gradient-free", *SMALL, "--keep", "best", "-o", out))
     assert sorted(path.name for path in out.iterdir()) == [
+        "classes.json",
         "coefficients.safetensors",
         "images",
+        "predictions.csv",
         "record.json",
         "spec.yaml",
     ]

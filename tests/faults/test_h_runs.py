@@ -130,7 +130,7 @@ def wholly_readable(directory: Path) -> None:
             source = open_weights(path)
             assert all(source.read(name) is not None for name in source.tensors)
         else:
-            assert path.suffix in (".json", ".jsonl", ".yaml") and path.read_text().endswith("\n")
+            assert path.suffix in (".json", ".jsonl", ".yaml", ".csv") and path.read_text().endswith("\n")
     assert TrainingCheckpoints(directory).newest()[1] == []
 
 

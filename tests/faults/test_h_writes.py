@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from aniso.errors import AnisoError, LockedError, ResourceError
-from aniso.weights import atomic, open_weights, save_safetensors
+from aniso.weights import append, atomic, open_weights, save_safetensors
 from aniso.weights.atomic import (
     Disk,
     atomic_directory,
@@ -97,6 +97,14 @@ class Hooked(Disk):
         self._note("pwrite", fd, data, offset)
         return super().pwrite(fd, data, offset)
 
+    def open_or_create(self, path):
+        self._note("open_or_create", path)
+        return super().open_or_create(path)
+
+    def truncate(self, fd, size):
+        self._note("truncate")
+        super().truncate(fd, size)
+
     def fsync(self, fd):
         self._note("fsync")
         super().fsync(fd)
@@ -125,6 +133,41 @@ class Hooked(Disk):
 def test_every_call_of_the_disk_can_be_made_to_fail():
     public = {name for name in vars(Disk) if not name.startswith("_")}
     assert public <= set(vars(Hooked))
+
+
+def test_H1_an_appended_file_is_old_or_complete_after_any_call(tmp_path, monkeypatch):
+    """Rows that an earlier call wrote are kept, whichever call fails."""
+    target, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
+
+    def write():
+        with append.AppendedFile(target) as file:
+            file.cut_incomplete_line()
+            file.write(b"two\n")
+            file.finish()
+
+    def begin():
+        target.write_bytes(b"old\n")
+        partial.write_bytes(b"one\ntw")
+
+    calls = []
+    monkeypatch.setattr(append, "disk", Hooked(lambda *call: calls.append(call)))
+    begin()
+    write()
+    assert target.read_bytes() == b"one\ntwo\n" and len(calls) >= 5
+    for number in range(len(calls)):
+        seen = []
+
+        def fail(*call, seen=seen, number=number):
+            seen.append(call)
+            if len(seen) == number + 1:
+                raise OSError(errno.EIO, "broken")
+
+        begin()
+        monkeypatch.setattr(append, "disk", Hooked(fail))
+        with pytest.raises(ResourceError):
+            write()
+        assert target.read_bytes() == b"old\n"
+        assert partial.read_bytes().startswith(b"one\n")
 
 
 def expected_contents(tmp_path, before, write):

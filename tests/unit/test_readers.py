@@ -28,9 +28,10 @@ from aniso.data.part import Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import fetch, parquet_images, read, recognise
 from aniso.data.readers import parquet as parquet_reader
-from aniso.data.readers.naming import natural, part_of_file
+from aniso.data.readers.naming import part_of_file
 from aniso.data.readers.tar_index import members
 from aniso.errors import InputError
+from aniso.item_files import natural
 from aniso.registry import READERS
 from aniso.weights.files import RawFile
 

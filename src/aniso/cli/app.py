@@ -21,6 +21,7 @@ from aniso.cli import (
     inspect,
     ls,
     paper,
+    predict,
     report,
     run,
     select,
@@ -63,6 +64,7 @@ app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.add_typer(
     typer.Typer(cls=FitGroup, help="Learn coefficients, or fine-tune, in one of the settings."),
     name="fit",

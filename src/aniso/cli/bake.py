@@ -53,6 +53,7 @@ def bake(
     checks.existing_bank(bank)
     checks.existing_weights(base)
     from aniso.compose import Baked, Coefficients
+    from aniso.experiments.class_lists import classes_beside
 
     made, opened = Coefficients.load(coefficients), options.open_bank(bank, options.base_files(base))
     if to == "peft":
@@ -62,7 +63,9 @@ def bake(
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
     if head is not None and to == "safetensors" and beside.exists() and not overwrite:
         raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
-    also = {_HEAD: _head_of_checkpoint(head, made, opened, baked)} if head is not None else {}
+    also = classes_beside(coefficients) if to != "safetensors" else {}
+    if head is not None:
+        also[_HEAD] = _head_of_checkpoint(head, made, opened, baked)
     with show.progress("baking", baked.nbytes) as advance:
         notes = baked.save(
             out,

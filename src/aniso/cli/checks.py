@@ -39,6 +39,14 @@ def existing_file(path: Path | None) -> None:
         )
 
 
+def free_file(path: Path | None, *, overwrite: bool) -> None:
+    """Require that a file to write does not exist, unless it may be overwritten."""
+    if path is not None and path.is_dir():
+        raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
+    if path is not None and _is_there(path) and not overwrite:
+        raise UsageError("OUT-EXISTS", f"'{printable(path)}' exists", fix="add --overwrite to replace it")
+
+
 def existing_bank(name: str | Path | None) -> None:
     """Require a directory with a manifest, a bundled bank such as ``mini``, or ``random:N``."""
     if name is None or (Path(name) / "manifest.json").exists():

@@ -53,6 +53,10 @@ def evaluate(
     on_bad_image: options.OnBadImage = "error",
     seed: options.SplitSeed = 0,
     record: Annotated[Path | None, typer.Option(help="Directory for a JSON record per task.")] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", help="CSV file for every item's label, prediction and probability."),
+    ] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
@@ -65,6 +69,7 @@ def evaluate(
         "head": head,
         "prompt": prompt,
         "record": record,
+        "predictions": predictions,
         "data": data,
         "linearised": linearised,
         "split": split != "test",
@@ -75,6 +80,7 @@ def evaluate(
     if texts and (given := [f"--{name}" for name, value in images_only.items() if value]):
         raise UsageError("USAGE", f"{', '.join(given)}: not supported with --texts", fix="leave it out")
     _require_choice(bank, vector, coefficients, linearised)
+    checks.free_file(predictions, overwrite=overwrite)
     checks.one_of("--split", split, checks.SPLITS)
     policy = options.bad_images(on_bad_image)
     for path in (coefficients, head, *(Path(file) for file in texts or ())):
@@ -95,7 +101,8 @@ def evaluate(
             load_task(name, data, prompts=prompt or (), seed=seed, on_bad_image=policy, progress=progress)
             for name in task or ()
         ]
-    _print(_evaluate_tasks(encoder, subject, tasks, split, batch or 256, workers, record, overwrite), json)
+    sizes = (batch or 256, workers)
+    _print(_evaluate_tasks(encoder, subject, tasks, split, sizes, (record, predictions), overwrite), json)
 
 
 def _evaluate_tasks(
@@ -103,28 +110,35 @@ def _evaluate_tasks(
     subject: Subject,
     tasks: list[Task],
     split: str,
-    batch: int,
-    workers: int,
-    record: Path | None,
+    sizes: tuple[int, int],
+    out: tuple[Path | None, Path | None],
     overwrite: bool,
 ) -> list[TaskEvaluation]:
+    """Evaluate tasks; ``sizes`` are the batch's and the number of workers, ``out`` what is written."""
     from aniso.experiments.model_evaluation import evaluate_task, record_name, require_free
 
+    (batch, workers), (record, predictions) = sizes, out
     for task in tasks:
         task.split(split)  # a missing split, or an existing record, is an error now, not after an hour
     if record is not None:
         names = [record_name(encoder.name, task.name, split, subject.what) for task in tasks]
         require_free(record, names, overwrite=overwrite)
-    records = []
+    records, measured = [], []
     for task in tasks:
         with show.item_progress() as progress:
-            made, notes = evaluate_task(
+            made, notes, found = evaluate_task(
                 encoder, subject, task, split, batch=batch, workers=workers, progress=progress
             )
         show.notes([*(show.note_of(task.name, note) for note in task.notes), *notes])
         if record is not None:
             made.save(record, overwrite=overwrite)
         records.append(made)
+        measured.append(found)
+    if predictions is not None:
+        from aniso.experiments.prediction.measured import write_evaluation_predictions
+
+        write_evaluation_predictions(predictions, records, measured, overwrite=overwrite)
+        show.notes([f"wrote {predictions}: {sum(r.total for r in records):,} predictions"])
     return records
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aniso.cli import options, show
+
+if TYPE_CHECKING:
+    from aniso.report.predictions import ErrorItem, TaskPredictions
 
 _OURS = re.compile(r"index\.html|report\.md|[\w.+-]+\.(md|csv|png|svg)")
 
@@ -25,18 +28,25 @@ def report(
             help="Write only this figure, such as venn, as PNG and SVG; repeatable. --figure ? lists all.",
         ),
     ] = None,
+    data: options.DataRoot = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
     """Write Markdown and CSV tables, PNG and SVG figures, and one HTML page from records."""
     from aniso.record_files import failed_cells
-    from aniso.report import build, draw_figures, experiments, mixed, read_records, table
+    from aniso.report import build, draw_figures, experiments, mixed, read_records, run_predictions, table
     from aniso.report.figures import find_figure
 
     for name in figure or ():
         find_figure(name)
     found = read_records(records)
-    files = draw_figures(found, figure) if figure else build(found, title, figures=figures)
+    if figure:
+        files = draw_figures(found, figure)
+    else:
+        predictions, notes = run_predictions(records, found)
+        errors, more = _errors(predictions, data)
+        show.notes(f"warning: {note}" for note in (*notes, *more))
+        files = build(found, title, figures=figures, predictions=predictions, errors=errors)
     from aniso.weights.atomic import atomic_directory  # imports torch: mistakes are found before
 
     with atomic_directory(out, overwrite=overwrite, ours=_OURS) as place:
@@ -51,3 +61,20 @@ def report(
     for own in () if figure else experiments(found).values():
         show.text(table(own).markdown() + "\n")
     show.line(f"wrote {out}: {len(files)} files from {len(found)} records")
+
+
+def _errors(
+    predictions: list[TaskPredictions], data: Path | None
+) -> tuple[dict[tuple[Path, str, str], ErrorItem], list[str]]:
+    """Return the items that runs got wrong, by directory, task and id, and notes on missing data."""
+    if not any(one.errors for one in predictions):
+        return {}, []
+    from aniso.experiments.prediction.thumbnails import error_items  # imports torch
+
+    out: dict[tuple[Path, str, str], ErrorItem] = {}
+    notes = []
+    for one in predictions:
+        items, note = error_items(one.directory, one.task, [item.id for item in one.errors], data)
+        out |= {(one.directory, one.task, name): item for name, item in items.items()}
+        notes += [note] if note else []
+    return out, notes

@@ -31,20 +31,57 @@ UNDEFINED = "-"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print a table with numbers aligned to the right. Cells are plain text, whatever they contain."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", *, one_line: bool = False
+) -> None:
+    """Print a table with numbers aligned to the right. Cells are plain text, whatever they contain.
+
+    Cells that do not fit a terminal are wrapped, or cut if every row shall be on ``one_line``.
+    """
     shown = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
+    numeric = [bool(shown) and all(_is_number(row[i]) for row in shown) for i in range(len(columns))]
+    out = _out()
+    if one_line:
+        shown = _cut_to_width([list(columns), *shown], numeric, out.width)[1:]
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        numeric = bool(shown) and all(_is_number(row[i]) for row in shown)
-        grid.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+    for column, is_number in zip(columns, numeric, strict=True):
+        grid.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
     for row in shown:
         grid.add_row(*(Text(printable(cell)) for cell in row))
-    _out().print(grid)
+    out.print(grid)
+
+
+def _cut_to_width(rows: list[list[str]], numeric: Sequence[bool], width: int) -> list[list[str]]:
+    """Return the rows with cells cut so that they fit; the first column and numbers are not cut."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(numeric))]
+    free = [i for i, is_number in enumerate(numeric) if i and not is_number]
+    while free and sum(widths) + 2 * len(widths) - 2 > width:
+        widest = max(free, key=lambda i: widths[i])
+        if widths[widest] <= 1:
+            break
+        widths[widest] -= 1
+    return [
+        [
+            cell if len(cell) <= most else f"{cell[: most - 1]}…"
+            for cell, most in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
 
 
 def line(text: str) -> None:
     _out().print(Text(printable(text, 2000)), soft_wrap=True)
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal."""
+    return Console().width
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text in at most so many columns: of what is longer, the end, where names of files differ."""
+    plain = printable(text, len(text) * 10 + 1)
+    return plain if len(plain) <= width else f"…{plain[1 - width :]}"
 
 
 def this_command() -> str:

@@ -27,13 +27,8 @@ def ls(json: show.Json = False) -> None:
     if json:
         show.as_json({name: _card(card) for name, card in cards.items()})
         return
-    show.table(
-        ("task", "title", "classes", "prompts", "reader", "licence"),
-        [
-            (name, card.title, len(card.classes), len(card.prompts), card.kind, card.licence)
-            for name, card in cards.items()
-        ],
-    )
+    rows = [(name, card.title, len(card.classes), card.licence) for name, card in cards.items()]
+    show.table(("task", "title", "classes", "licence"), rows, one_line=True)
 
 
 @app.command("show")

@@ -122,5 +122,9 @@ class NamelessItems(Items):
         """Return the file's name, for error messages alone: it often names the class."""
         return self.__items.describe(index)
 
+    def revealed_id(self, index: int) -> str:
+        """Return the item's own id, for output after learning has ended: it often names the class."""
+        return self.__items.ids[index]
+
     def open(self, index: int) -> Any:
         return self.__items.open(index)  # an error still names the file

@@ -9,11 +9,12 @@ from pathlib import Path
 from aniso.classes import ClassList
 from aniso.data.images import FileImages
 from aniso.data.items import NamelessItems
-from aniso.data.readers.naming import IMAGE_SUFFIXES, is_hidden, natural, some, suffix
+from aniso.data.readers.naming import some
 from aniso.data.readers.safe_paths import Links
 from aniso.data.splits import Labelled, Unlabelled
 from aniso.data.task import OnBadImage, readable
 from aniso.errors import InputError, printable
+from aniso.item_files import IMAGE_SUFFIXES, is_hidden, natural, suffix
 from aniso.progress import ProgressCallback
 
 

@@ -18,8 +18,8 @@ from aniso.learn import (
     FeatureCache,
     Predictions,
     accuracy,
+    classify,
     evaluate_lm,
-    predict,
     predict_unlabelled,
     wilson,
 )
@@ -33,6 +33,26 @@ if TYPE_CHECKING:
     from aniso.learn import LanguageScore
 
 Hashes = dict[str, str]
+
+
+@final
+@dataclass(frozen=True)
+class MeasuredPredictions:
+    """The predictions on one split that a result is measured on, by the name that records use."""
+
+    task: str
+    split: Split
+    predictions: Predictions
+
+
+@final
+@dataclass(frozen=True)
+class Measurement:
+    """Metrics, notes about them, and the predictions that they were computed from."""
+
+    metrics: Metrics
+    notes: list[str]
+    predictions: tuple[MeasuredPredictions, ...] = ()
 
 
 class Evaluation(ABC):
@@ -54,9 +74,14 @@ class Evaluation(ABC):
         """Return hashes of data and of classes that belong to no task."""
         return {}, {}
 
+    @property
+    def classes(self) -> Mapping[str, ClassList]:
+        """The classes that are predicted, by the name of the data."""
+        return {name: split.classes for name, split in self.tests.items() if isinstance(split, Labelled)}
+
     @abstractmethod
-    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
-        """Return metrics, and notes about them."""
+    def measure(self, session: Session, result: MethodResult) -> Measurement:
+        """Return metrics, notes about them, and predictions."""
 
 
 @final
@@ -75,13 +100,14 @@ class LabelledEvaluation(Evaluation):
     def splits(self) -> list[Split]:
         return [*self.test_splits.values(), *self.out_of_domain.values()]
 
-    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+    def measure(self, session: Session, result: MethodResult) -> Measurement:
         method, notes = session.setting.method, list[str]()
-        scores = {}
+        scores, made = {}, []
         for name, split in self.test_splits.items():
-            predictions = _predict(session, result.model_for(name), split, result.head)
-            scores[name] = score(split, predictions)
-            notes += accuracy(predictions, split).notes
+            predictions = _classify(session, result.model_for(name), split, result.head)
+            made.append(MeasuredPredictions(name, split, predictions))
+            scores[name] = score(split, predictions.labels)
+            notes += accuracy(predictions.labels, split).notes
             notes += session.encoder.transforms.notes(split.items, split.name)
         notes += _learned_notes(session)
         metrics = Metrics(accuracy=scores)
@@ -97,11 +123,12 @@ class LabelledEvaluation(Evaluation):
             for task in session.tasks.values()
             if "test" not in task.splits
         ]
-        return metrics, [*notes, *_prompt_notes(session, [s.classes for s in self.test_splits.values()])]
+        notes += _prompt_notes(session, [s.classes for s in self.test_splits.values()])
+        return Measurement(metrics, notes, tuple(made))
 
     def _zero_shot(self, session: Session) -> dict[str, float]:
         return {
-            name: accuracy(_predict(session, session.encoder, split, None), split).value
+            name: accuracy(_classify(session, session.encoder, split, None).labels, split).value
             for name, split in self.test_splits.items()
         }
 
@@ -109,8 +136,11 @@ class LabelledEvaluation(Evaluation):
         """Scores on other data with the same classes, or some of them, by name."""
         head: Classifier = result.head or class_weights(session)
         model = result.model_for(session.task_name)
+        heads = {
+            name: RestrictedHead(head, split.classes.names) for name, split in self.out_of_domain.items()
+        }
         return {
-            name: score(split, _predict(session, model, split, RestrictedHead(head, split.classes.names)))
+            name: score(split, _classify(session, model, split, heads[name]).labels)
             for name, split in self.out_of_domain.items()
         }
 
@@ -131,12 +161,16 @@ class UnlabelledEvaluation(Evaluation):
     def splits(self) -> list[Split]:
         return [*self.test_splits.values(), self.split]
 
+    @property
+    def classes(self) -> Mapping[str, ClassList]:
+        return super().classes or {self.split.name: self.split.classes}
+
     def identity(self) -> tuple[Hashes, Hashes]:
         if self.test_splits:
             return {}, {}
         return {self.split.name: self.split.manifest}, {self.split.name: self.split.classes.key}
 
-    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+    def measure(self, session: Session, result: MethodResult) -> Measurement:
         setting, options = session.setting, session.options
         before = predict_unlabelled(
             session.encoder,
@@ -160,7 +194,10 @@ class UnlabelledEvaluation(Evaluation):
             metrics = metrics.with_values(zero_shot=zero_shot)
         if result.fit is not None and result.fit.predictions is not None:
             metrics = metrics.with_values(online=self._online(result.fit.predictions))
-        return metrics, [*after.doubts(before), *_prompt_notes(session, [self.split.classes])]
+        made = [MeasuredPredictions(name, test, after) for name, test in tests]
+        notes = [*after.doubts(before), *_prompt_notes(session, [self.split.classes])]
+        unlabelled = MeasuredPredictions(self.split.name, self.split, after)
+        return Measurement(metrics, notes, tuple(made) or (unlabelled,))
 
     def _online(self, predictions: Tensor) -> dict[str, OnlineScore]:
         """Scores of predictions made before learning; counts where there are no labels."""
@@ -197,12 +234,12 @@ class LanguageEvaluation(Evaluation):
     def identity(self) -> tuple[Hashes, Hashes]:
         return {text.name: text.manifest for text in self.texts.values()}, {}
 
-    def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
+    def measure(self, session: Session, result: MethodResult) -> Measurement:
         notes = [note for text in self.texts.values() for note in text.notes] + _overlaps(self.texts)
         test = self.texts.get("test")
         if test is None:
             notes.append("warning: there are no test texts, so nothing was evaluated: --test FILE")
-            return Metrics(accuracy={}), notes
+            return Measurement(Metrics(accuracy={}), notes)
         found = _evaluate_texts(session, result.model_for(""), test)
         metrics = Metrics(accuracy={test.name: _token_score(found)}, perplexity={test.name: found.perplexity})
         if session.setting.compare and session.setting.method.changes_model:
@@ -211,7 +248,7 @@ class LanguageEvaluation(Evaluation):
                 zero_shot={test.name: before.correct / before.tokens},
                 base_perplexity={test.name: before.perplexity},
             )
-        return metrics, notes
+        return Measurement(metrics, notes)
 
 
 def score(split: Labelled, predictions: Tensor) -> Score:
@@ -233,10 +270,12 @@ def _bits(right: Tensor) -> str:
     return f"{number:0{-(-len(right) // 4)}x}"
 
 
-def _predict(session: Session, model: nn.Module, split: Labelled, head: Classifier | Head | None) -> Tensor:
+def _classify(
+    session: Session, model: nn.Module, split: Labelled, head: Classifier | Head | None
+) -> Predictions:
     options = session.options
     cache = feature_cache(session)
-    return predict(model, split, head=head, workers=options.workers, cache=cache, progress=options.progress)
+    return classify(model, split, head=head, workers=options.workers, cache=cache, progress=options.progress)
 
 
 def _learned_notes(session: Session) -> list[str]:

@@ -17,9 +17,10 @@ from aniso import __version__
 from aniso.compose import Coefficients, Composition, Linearised, Partition
 from aniso.data import Labelled, Task, TextDataset
 from aniso.errors import UsageError
+from aniso.experiments.evaluation import MeasuredPredictions
 from aniso.json_value import JsonObject
-from aniso.learn import evaluate, evaluate_lm, feature_identity
-from aniso.learn.heads import Head, RestrictedHead, load_head
+from aniso.learn import accuracy, classify, evaluate_lm, feature_identity
+from aniso.learn.heads import Classifier, Head, RestrictedHead, load_head
 from aniso.models import Encoder, LanguageModel, Wrapped
 from aniso.progress import ProgressCallback
 from aniso.records import Score
@@ -108,12 +109,18 @@ def evaluate_task(
     batch: int,
     workers: int,
     progress: ProgressCallback,
-) -> tuple[TaskEvaluation, list[str]]:
-    """Evaluate a subject on one split of a task; returns the record and notes for the user."""
+) -> tuple[TaskEvaluation, list[str], MeasuredPredictions]:
+    """Evaluate a subject on one split of a task; returns the record, notes for the user, and predictions."""
     chosen: Labelled = task.split(split)
     weights = encoder.class_weights(task.classes, progress=progress)
-    head = weights if subject.head is None else RestrictedHead(subject.head, task.classes.names)
-    result = evaluate(subject.model, chosen, head=head, batch_size=batch, workers=workers, progress=progress)
+    head: Classifier = weights
+    if subject.head is not None:
+        head = RestrictedHead(subject.head, task.classes.names)
+    predictions = classify(
+        subject.model, chosen, head=head, batch_size=batch, workers=workers, progress=progress
+    )
+    cut = encoder.transforms.notes(chosen.items, chosen.name)
+    result = accuracy(predictions.labels, chosen, notes=(*head.notes, *cut))
     record = TaskEvaluation(
         model=encoder.name,
         fingerprint=encoder.fingerprint,
@@ -138,7 +145,7 @@ def evaluate_task(
         notes.append(f"{task.name}: predictions are restricted to {known}")
     if task.card.metric != "accuracy":
         notes.append(f"{task.name}: others report {task.card.metric}, which is {result.per_class:.1%}")
-    return record, notes
+    return record, notes, MeasuredPredictions(task.name, chosen, predictions)
 
 
 @final

@@ -18,6 +18,8 @@ from aniso.records import EpochRow, Inputs, Metrics, SelectionSummary
 from aniso.weights import TensorMap
 
 if TYPE_CHECKING:
+    from aniso.classes import ClassList
+    from aniso.experiments.evaluation import MeasuredPredictions
     from aniso.experiments.methods.method import Method
     from aniso.experiments.session import Session
 
@@ -120,3 +122,7 @@ class RunResult:
     notes: tuple[str, ...] = ()
     content: Content | None = None
     """The files that it was made from."""
+    predictions: tuple[MeasuredPredictions, ...] = ()
+    """The predictions that metrics were computed from."""
+    classes: Mapping[str, ClassList] = field(default_factory=dict)
+    """The classes that are predicted, by the name of the data."""

@@ -9,15 +9,19 @@ from typing import final
 
 from aniso.data import IMAGES
 from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.class_lists import class_lists_text
 from aniso.experiments.content import Content
+from aniso.experiments.prediction.measured import write_run_predictions
 from aniso.experiments.record import write
 from aniso.experiments.result import RunResult
 from aniso.experiments.run_files import (
     ADAPTER,
+    CLASSES,
     COEFFICIENTS,
     FAILURE,
     HEAD,
     METRICS,
+    PREDICTIONS,
     RECORD,
     SPEC,
     TENSORBOARD,
@@ -34,7 +38,10 @@ from aniso.weights.atomic import disk, make_directory, remove_empty, require_spa
 from aniso.weights.temporary import TEMPORARY
 
 _UNTRAINED = "state-00000-000000.safetensors"
-_FILES = (SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, IMAGES)
+_FILES = (
+    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, IMAGES),
+    *(CLASSES, PREDICTIONS),
+)
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
 
@@ -49,8 +56,8 @@ class RunDirectory:
     def expected(setting: Setting) -> list[str]:
         """What a run leaves behind."""
         head = [HEAD] if setting.head_name is not None else []
-        images = [IMAGES] if isinstance(setting, ImageSetting) else []
-        return [SPEC, *setting.method.outputs(), *head, *images, RECORD]
+        items = [IMAGES, CLASSES, PREDICTIONS] if isinstance(setting, ImageSetting) else []
+        return [SPEC, *setting.method.outputs(), *head, *items, RECORD]
 
     def require_unchanged(self, record: Record, content: Content) -> None:
         """Raise RUN-CHANGED if files that a finished run was made from are others now."""
@@ -133,6 +140,10 @@ class RunDirectory:
             outcome.head.save(self.path / HEAD, outcome.head_of, overwrite=True)
         if outcome.adapter is not None:
             outcome.adapter.save(self.path / ADAPTER, overwrite=True)
+        if outcome.classes:
+            write_text(self.path / CLASSES, class_lists_text(outcome.classes), overwrite=True)
+        if outcome.predictions:
+            write_run_predictions(self.path / PREDICTIONS, made, outcome.predictions)
         write(self.path / RECORD, made, overwrite=True)
         self._remove_states()
         return made
@@ -142,5 +153,5 @@ class RunDirectory:
             disk.remove(state)
 
     def outputs(self) -> list[str]:
-        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, RECORD, METRICS, SPEC)
+        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, PREDICTIONS, CLASSES, RECORD, METRICS, SPEC)
         return [name for name in names if (self.path / name).exists()]

@@ -12,9 +12,10 @@ from torch import nn
 
 from aniso.compose import Coefficients, Composition, Linearised, Partition
 from aniso.data import Labelled, Task, load_task
-from aniso.errors import AnisoError, InputError, UsageError, printable
+from aniso.errors import AnisoError, InputError, printable
 from aniso.experiments.banks import coefficients_file, open_bank
 from aniso.experiments.content import Content
+from aniso.experiments.device import find_device
 from aniso.experiments.head_fitting import VIEWS, check_head, fit_head
 from aniso.experiments.methods import TrainingMethod
 from aniso.experiments.problem import Problem
@@ -52,16 +53,7 @@ class Session:
     @cached_property
     def device(self) -> torch.device:
         """The device asked for; else the GPU, if there is one."""
-        name = self.options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError) as e:
-            raise UsageError(
-                "USAGE",
-                f"there is no device '{printable(name)}'",
-                reason=str(e).splitlines()[0][:200],
-                fix="--device cpu",
-            ) from None
+        return find_device(self.options.device)
 
     @cached_property
     def model(self) -> Wrapped:
@@ -277,8 +269,9 @@ class Session:
         return self._evaluated(result)
 
     def _evaluated(self, result: MethodResult) -> RunResult:
-        metrics, notes = self.problem.evaluation.measure(self, result)
-        metrics = metrics.merged(result.metrics)
+        evaluation = self.problem.evaluation
+        measured = evaluation.measure(self, result)
+        metrics, notes = measured.metrics.merged(result.metrics), measured.notes
         coefficients = result.coefficients
         if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
             metrics = metrics.model_copy(update={"selection": self.selection_summary})
@@ -299,6 +292,8 @@ class Session:
             device=self.device.type,
             notes=(*self.problem.notes, *fit_notes, *index_notes, *notes),
             content=self.content,
+            predictions=measured.predictions,
+            classes=evaluation.classes or {t.name: t.classes for t in [*self.tasks.values()][:1]},
         )
 
     def _head_identity(self, result: MethodResult) -> dict[str, str]:

@@ -7,11 +7,13 @@ from aniso.learn._training.interrupt import REQUESTS, Interrupt
 from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
-from aniso.learn.evaluate import Accuracy, accuracy, evaluate, predict, wilson
+from aniso.learn.calibration import Calibration, calibrate, fit_temperature
+from aniso.learn.evaluate import Accuracy, accuracy, classify, evaluate, iterate_logits, predict, wilson
 from aniso.learn.features import FeatureCache, composed_identity, feature_identity, features
 from aniso.learn.finetune import PAPER, Tuned, finetune, tuned_weights
 from aniso.learn.fit import Fit, fit
 from aniso.learn.gradient_free import evolve
+from aniso.learn.item_predictions import ItemClassifier
 from aniso.learn.keep import Best, Keep, Last, Lowest
 from aniso.learn.language import LanguageScore, evaluate_lm, text_dataset
 from aniso.learn.lora import Adapter, Layers, adapter
@@ -57,6 +59,12 @@ __all__ = [
     "FixMatch",
     "evaluate",
     "predict",
+    "classify",
+    "iterate_logits",
+    "calibrate",
+    "Calibration",
+    "fit_temperature",
+    "ItemClassifier",
     "accuracy",
     "Accuracy",
     "wilson",

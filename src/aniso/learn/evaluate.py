@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
 from aniso.learn.features import FeatureCache, features, iterate_features
 from aniso.learn.heads import Classifier
+from aniso.learn.predictions import Predictions
 from aniso.learn.unwrap import encoder_of
 from aniso.progress import ProgressCallback, progress_or_default
 
@@ -75,7 +77,6 @@ def evaluate(
     return accuracy(found, split, notes=(*head.notes, *cut))
 
 
-@torch.no_grad()
 def predict(
     model: nn.Module,
     split: Labelled,
@@ -87,6 +88,43 @@ def predict(
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return the predicted class of every item of a split, in order."""
+    pieces = iterate_logits(
+        model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
+    )
+    return torch.cat([logits.argmax(-1).cpu() for logits in pieces])
+
+
+def classify(
+    model: nn.Module,
+    split: Labelled,
+    *,
+    head: Classifier | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    cache: FeatureCache | None = None,
+    progress: ProgressCallback | None = None,
+) -> Predictions:
+    """Return the predicted class of every item of a split, in order, with its probability."""
+    pieces = iterate_logits(
+        model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
+    )
+    best = [logits.softmax(-1).max(-1) for logits in pieces]
+    labels, confidence = (torch.cat([one[i].cpu() for one in best]) for i in (1, 0))
+    return Predictions(labels, confidence, split.classes)
+
+
+@torch.no_grad()
+def iterate_logits(
+    model: nn.Module,
+    split: Labelled,
+    *,
+    head: Classifier | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    cache: FeatureCache | None = None,
+    progress: ProgressCallback | None = None,
+) -> Iterator[Tensor]:
+    """Yield the logits of every item of a split, in order, a batch at a time; raises if one is not finite."""
     _require_labelled(split)
     encoder = encoder_of(model)
     head = head or encoder.class_weights(split.classes, progress=progress)
@@ -99,16 +137,14 @@ def predict(
         pieces = iter(torch.split(whole, batch_size))
     else:
         pieces = iterate_features(model, split, batch_size=batch_size, workers=workers)
-    predictions: list[Tensor] = []
     done = 0
     for piece in pieces:
         logits = head.logits(piece.to(device))
-        _require_finite(logits, split, done)
-        predictions.append(logits.argmax(-1).cpu())
+        require_finite(logits, split, done)
+        yield logits
         done += len(piece)
         if progress:
             progress(split.name, done, len(split))
-    return torch.cat(predictions)
 
 
 def accuracy(predictions: Tensor, split: Labelled, notes: tuple[str, ...] = ()) -> Accuracy:
@@ -170,7 +206,8 @@ def _require_same_classes(head: Classifier, split: Labelled) -> None:
         )
 
 
-def _require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
+def require_finite(logits: torch.Tensor, split: Labelled, start: int) -> None:
+    """Raise LEARN-NONFINITE for logits of the items of a split, from the item ``start`` on."""
     bad = (~torch.isfinite(logits).all(-1)).nonzero().flatten().tolist()
     if bad:
         raise NumericalError(

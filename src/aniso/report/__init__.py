@@ -10,6 +10,7 @@ from aniso.report.files import build, draw_figures
 from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
 from aniso.report.out_of_domain import out_of_domain
+from aniso.report.predictions import TaskPredictions, class_table, confusion_table, run_predictions
 from aniso.report.tables import Estimate, Table
 
 __all__ = [
@@ -36,4 +37,8 @@ __all__ = [
     "Section",
     "page",
     "build",
+    "run_predictions",
+    "TaskPredictions",
+    "class_table",
+    "confusion_table",
 ]

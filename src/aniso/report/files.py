@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from aniso.errors import UsageError
@@ -17,6 +18,14 @@ from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
 from aniso.report.layouts import layout_for
 from aniso.report.out_of_domain import out_of_domain
+from aniso.report.predictions import (
+    ErrorItem,
+    TaskPredictions,
+    class_table,
+    confusion_table,
+    prediction_sections,
+    section_markdown,
+)
 from aniso.report.results import Column, Results
 from aniso.report.rows import results
 from aniso.report.tables import Table, markdown_text
@@ -35,8 +44,19 @@ class _Figure:
     heading: str = ""  # for figures with a section of their own
 
 
-def build(records: Iterable[Record], title: str = "Report", *, figures: bool = True) -> dict[str, bytes]:
-    """Return contents by file name: report.md, index.html, and tables and figures of every experiment."""
+def build(
+    records: Iterable[Record],
+    title: str = "Report",
+    *,
+    figures: bool = True,
+    predictions: Sequence[TaskPredictions] = (),
+    errors: Mapping[tuple[Path, str, str], ErrorItem] | None = None,
+) -> dict[str, bytes]:
+    """Return contents by file name: report.md, index.html, and tables and figures of every experiment.
+
+    ``predictions`` of runs add accuracy by class and confusions; ``errors``, thumbnails or texts by
+    directory, task and id, add galleries.
+    """
     records = list(records)
     if not records:
         raise UsageError("RECORD", "there is nothing to report", fix="run an experiment first")
@@ -48,11 +68,27 @@ def build(records: Iterable[Record], title: str = "Report", *, figures: bool = T
         for section, markdown in _experiment(slug, group, files, figures):
             sections.append(section)
             text.append(markdown)
+    for section in prediction_sections(predictions, errors or {}):
+        sections.append(section)
+        text.append(section_markdown(section))
+    files |= _prediction_files(predictions)
     inputs = _inputs(records)
     sections.append(Section("Inputs", table=inputs))
     text.append(inputs.markdown())
     files["report.md"] = "\n".join(text).encode()
     files["index.html"] = page(title, sections).encode()
+    return files
+
+
+def _prediction_files(predictions: Sequence[TaskPredictions]) -> dict[str, bytes]:
+    """Return accuracy by class and confusions of every run and task as Markdown and CSV."""
+    files: dict[str, bytes] = {}
+    taken: set[str] = set()
+    for one in predictions:
+        slug = _free(_plain(one.heading) or "run", taken)
+        for kind, made in (("classes", class_table(one)), ("confusion", confusion_table(one))):
+            files[f"{kind}-{slug}.md"] = made.markdown().encode()
+            files[f"{kind}-{slug}.csv"] = made.csv().encode()
     return files
 
 

@@ -41,6 +41,10 @@ thead .n { white-space: normal; }
 .notes { color: var(--faint); font-size: .85rem; padding-left: 1.1rem; margin: .4rem 0; max-width: 50rem; }
 figure { margin: 1rem 0; }
 img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; }
+.gallery figure { margin: 0; }
+.gallery img { width: 96px; }
+.gallery blockquote { margin: 0; font-size: .85rem; }
 figcaption { color: var(--faint); font-size: .85rem; margin-top: .3rem; }
 pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto; font-size: .85rem;
   overflow-wrap: normal; }
@@ -48,14 +52,23 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A thumbnail as JPEG, or a text, and its caption."""
+
+    content: bytes | str
+    caption: str
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading and, in this order, the paragraphs, table, figures and commands below it."""
+    """A heading and, in this order, the paragraphs, table, figures, gallery and commands below it."""
 
     heading: str
     paragraphs: tuple[str, ...] = ()
     table: Table | None = None
     figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
     commands: tuple[str, ...] = ()
+    gallery: tuple[Picture, ...] = ()
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -101,6 +114,8 @@ def _section(number: int, section: Section) -> Iterator[str]:
     if section.table is not None:
         yield from _table(section.table)
     yield from (_figure(image, caption or section.heading, caption) for image, caption in section.figures)
+    if section.gallery:
+        yield f'<div class="gallery">{"".join(map(_picture, section.gallery))}</div>'
     if section.commands:
         lines = "\n".join(_text(command) for command in section.commands)
         yield f"<pre><code>{lines}</code></pre>"
@@ -114,6 +129,15 @@ def _figure(image: bytes, alternative: str, caption: str) -> str:
     below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
     source = f"data:image/{kind};base64,{data}"
     return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}</figure>'
+
+
+def _picture(picture: Picture) -> str:
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
+    if isinstance(picture.content, str):
+        return f"<figure><blockquote>{_text(picture.content)}</blockquote>{caption}</figure>"
+    data = base64.b64encode(picture.content).decode()
+    alternative = _text(picture.caption)
+    return f'<figure><img alt="{alternative}" src="data:image/jpeg;base64,{data}">{caption}</figure>'
 
 
 def _pixels(png: bytes) -> int:

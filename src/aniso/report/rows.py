@@ -103,7 +103,7 @@ def _named(layout: Layout, records: Sequence[Record]) -> dict[str, list[Record]]
     """Group records by label; where one label covers different runs, what differs joins the name."""
     labels: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        labels[record.label].append(record)
+        labels[_label(record)].append(record)
     rows: dict[str, list[Record]] = defaultdict(list)
     for label, group in labels.items():
         keys = _distinguishing(layout, group)
@@ -113,6 +113,13 @@ def _named(layout: Layout, records: Sequence[Record]) -> dict[str, list[Record]]
     for name, group in rows.items():
         _require_no_clash(layout, name, group)
     return dict(sorted(rows.items(), key=lambda item: (_rank(item[1]), _numbers_in_order(item[0]))))
+
+
+def _label(record: Record) -> str:
+    """Return the label; of a run that was given none, method "none" is the base, or its head alone."""
+    if record.label != "none" or record.spec.method != "none":
+        return record.label
+    return "zero-shot" if record.spec.head is None else f"{record.spec.head} on the base"
 
 
 def _numbers_in_order(name: str) -> list[tuple[int, str]]:

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from aniso.csv_text import csv_text
 from aniso.errors import printable
 
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _MARKUP = re.compile(r"[\\`*\[\]<>|&~$#]|:(?=//)|^[-+=]|(?<=^\d)[.)](?=\s|$)")
 MISSING = "\N{EN DASH}"
 
@@ -87,13 +86,6 @@ def _unfolded(name: str, cells: list[Cell]) -> Iterator[list[str]]:
 
 def _mean(cell: Cell) -> str:
     return f"{cell.mean:.4f}" if isinstance(cell, Estimate) else cell or ""
-
-
-def csv_text(text: str) -> str:
-    """Escape text so that no spreadsheet reads it as a formula and no terminal as a command."""
-    risky = text.startswith(_FORMULA) or text.lstrip().startswith(_FORMULA)
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return f"'{plain}" if risky and not _NUMBER.fullmatch(text) else plain
 
 
 def markdown_text(text: str) -> str:

@@ -42,6 +42,7 @@ _BESIDE = (
     *TOKENIZER,
     "README.md",
     "coefficients.safetensors",
+    "classes.json",
     "vocab.txt",
     "modules.json",
     "sentence_bert_config.json",

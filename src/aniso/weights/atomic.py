@@ -92,13 +92,13 @@ class AtomicFile:
 def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[AtomicFile]:
     """Write ``path`` so that readers see the old content or the new, never a part."""
     path = Path(path)
-    with _os_errors(path):
+    with os_errors(path):
         if path.is_dir():
             raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a directory", fix="name a file")
         if path.exists() and not overwrite:
             raise _exists(path)
     sweep(path.parent, TEMPORARY_FILE)
-    with _os_errors(path), _parents_of(path):
+    with os_errors(path), _parents_of(path):
         temporary, fd = _new_file(path)
         try:
             out = AtomicFile(HashedStream(fd))
@@ -131,7 +131,7 @@ def atomic_directory(
     _put_back(path)
     require_free(path, overwrite=overwrite, ours=ours)
     sweep(path.parent, directories_of(path))
-    with _os_errors(path), _parents_of(path):
+    with os_errors(path), _parents_of(path):
         partial, fd = _new_directory(path)
         try:
             yield partial
@@ -193,7 +193,7 @@ def _put_back(path: Path) -> None:
     for old in sorted(path.parent.glob(f"{glob.escape(path.name)}.partial-old-*")):
         with abandoned(old) as dead:
             if dead:
-                with _os_errors(path):
+                with os_errors(path):
                     disk.replace(old, path)
                 return
 
@@ -241,7 +241,7 @@ def remove_empty(directories: Sequence[Path]) -> None:
 def require_free(path: Path, *, overwrite: bool = False, ours: re.Pattern[str] | None = None) -> None:
     """Raise the error that ``atomic_directory`` would raise for this path."""
     path = Path(path).absolute()
-    with _os_errors(path):
+    with os_errors(path):
         if path.exists() and not path.is_dir():
             raise UsageError("OUT-EXISTS", f"'{printable(path)}' is a file", fix="name a directory")
         _require_free(path, overwrite, ours)
@@ -271,7 +271,7 @@ def _is_abandoned(path: Path) -> bool:
 
 def make_directory(path: Path) -> list[Path]:
     """Create a directory if it does not exist; returns the new ones, outermost first."""
-    with _os_errors(path):
+    with os_errors(path):
         made = _create(path)
         path.mkdir(exist_ok=True)  # a file in its place is an error
     return made
@@ -295,7 +295,7 @@ def sync_directory(path: Path) -> None:
 def require_space(path: Path, nbytes: int) -> None:
     """Raise unless the disk of ``path`` has ``nbytes`` free and is writable."""
     parent = path.absolute()
-    with _os_errors(path):
+    with os_errors(path):
         while not parent.exists():
             parent = parent.parent
     free = shutil.disk_usage(parent).free
@@ -316,7 +316,7 @@ def require_space(path: Path, nbytes: int) -> None:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory against changes by other processes; the lock ends with its process."""
-    with _os_errors(directory):
+    with os_errors(directory):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -350,7 +350,8 @@ def _exists(path: Path) -> UsageError:
 
 
 @contextlib.contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
+def os_errors(path: Path) -> Iterator[None]:
+    """Raise the system's errors as errors that name the output."""
     try:
         yield
     except OSError as e:

@@ -14,17 +14,13 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text, once
-from aniso.data.readers.naming import first_few, in_order, is_hidden, known_part, some
+from aniso.data.readers.naming import first_few, in_order, known_part, some
 from aniso.data.readers.safe_paths import Below
 from aniso.data.readers.texts import read_class_card, read_text
 from aniso.errors import AnisoError, InputError, printable
+from aniso.item_files import ITEM_COLUMNS, is_hidden
 from aniso.registry import READERS
 
-ITEMS = {
-    "path": ("path", "file", "filename", "image", "filepath", "file_name"),
-    "text": ("text", "sentence", "review", "content", "question", "utterance"),
-}
-"""The usual names of columns, by what they hold."""
 LABELS = ("label", "class", "target", "category")
 SUFFIXES = (".csv", ".tsv")
 
@@ -167,7 +163,7 @@ def _columns(file: Path, header: str, settings: Mapping[str, object], item: str)
         except csv.Error:
             continue
         names = [cell.strip() for cell in cells]
-        place = _find(names, settings, item, ITEMS[item])
+        place = _find(names, settings, item, ITEM_COLUMNS[item])
         label = _find(names, settings, "label", LABELS)
         split = _find(names, settings, "split", ("split",))
         if (
@@ -225,7 +221,7 @@ def _column(rows: Sequence[TableRow]) -> Column:
 
 def _no_columns(file: Path, header: str, item: str) -> InputError:
     what = "texts" if item == "text" else "texts or image paths"
-    usual = [*ITEMS["text"], *(ITEMS["path"] if item == "path" else ())]
+    usual = [*ITEM_COLUMNS["text"], *(ITEM_COLUMNS["path"] if item == "path" else ())]
     return InputError(
         "DATA-FORMAT",
         f"'{printable(file)}' has no column of {what}, or none of labels",

@@ -14,19 +14,10 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name
-from aniso.data.readers.naming import (
-    IMAGE_SUFFIXES,
-    first_few,
-    in_order,
-    is_hidden,
-    known_part,
-    natural,
-    some,
-    suffix,
-    visible_folders,
-)
+from aniso.data.readers.naming import first_few, in_order, known_part, some, visible_folders
 from aniso.data.readers.safe_paths import Links, relative
 from aniso.errors import InputError, printable
+from aniso.item_files import IMAGE_SUFFIXES, is_hidden, natural, suffix
 from aniso.registry import READERS
 
 Inode = tuple[int, int]

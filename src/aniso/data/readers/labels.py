@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aniso.data.part import coded
-from aniso.data.readers.naming import first_few, natural, some
+from aniso.data.readers.naming import first_few, some
 from aniso.errors import InputError, printable
+from aniso.item_files import natural
 
 Coded = tuple[tuple[str, ...], dict[str, tuple[int, ...]]]
 """The classes, and for every part the class index of its images."""

@@ -11,10 +11,10 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import by_name, once
-from aniso.data.readers.naming import IMAGE_SUFFIXES, suffix
 from aniso.data.readers.safe_paths import Below, relative
 from aniso.data.readers.texts import read_lines
 from aniso.errors import InputError, printable
+from aniso.item_files import IMAGE_SUFFIXES, suffix
 from aniso.registry import READERS
 
 Listed = tuple[str, str, str]

@@ -1,4 +1,4 @@
-"""File names: suffixes of images, names of splits, natural sort order."""
+"""File names: names of splits, and lists of names for messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aniso.errors import printable
-
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
-"""Suffixes of image files; the format itself is recognised when an image is decoded."""
+from aniso.item_files import is_hidden, natural
 
 _PARTS = {
     "train": "train",
@@ -21,22 +19,9 @@ _PARTS = {
     "test": "test",
     "testing": "test",
 }
-_JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
-_DIGITS = re.compile("([0-9]+)")
 _SHOWN = 5
 
 T = TypeVar("T")
-
-
-def suffix(name: str) -> str:
-    """Return what follows the last dot of a name, in lower case."""
-    stem, dot, last = name.rpartition(".")
-    return last.lower() if dot and stem else ""
-
-
-def is_hidden(name: str) -> bool:
-    """True for names that operating systems and editors leave behind, such as ``.DS_Store``."""
-    return name.startswith(".") or name.lower() in _JUNK
 
 
 def visible_folders(root: Path) -> set[Path]:
@@ -63,18 +48,6 @@ def _only(parts: Iterable[str | None]) -> set[str]:
     """Return the part if just one is named: ``imagenet-train-0.tar`` is of train, ``train_val`` of none."""
     named = {part for part in parts if part}
     return named if len(named) == 1 else set()
-
-
-def natural(name: str) -> tuple[object, ...]:
-    """Return a sort key that puts "2" before "10"."""
-    # numbers are compared as (length, digits): int() refuses more than 4300 digits
-    pieces = [_number(piece) if i % 2 else piece for i, piece in enumerate(_DIGITS.split(name))]
-    return tuple(pieces), name
-
-
-def _number(digits: str) -> tuple[int, str]:
-    plain = digits.lstrip("0")
-    return len(plain), plain
 
 
 def in_order(parts: Mapping[str, T]) -> dict[str, T]:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from aniso.data.readers.naming import in_order, is_hidden, known_part, natural, part_of_file, some
+from aniso.data.readers.naming import in_order, known_part, part_of_file, some
 from aniso.errors import InputError, printable
+from aniso.item_files import is_hidden, natural
 
 
 def shards(root: Path, *suffixes: str) -> dict[str, list[Path]]:

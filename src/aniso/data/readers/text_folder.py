@@ -10,11 +10,12 @@ from aniso.data.part import Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.csv_table import TableRow
-from aniso.data.readers.naming import IMAGE_SUFFIXES, in_order, is_hidden, known_part, natural, suffix
+from aniso.data.readers.naming import in_order, known_part
 from aniso.data.readers.safe_paths import Links
 from aniso.data.readers.shards import require_filled
 from aniso.data.readers.text_table import text_reading
 from aniso.data.readers.texts import read_class_card, read_lines
+from aniso.item_files import IMAGE_SUFFIXES, is_hidden, natural, suffix
 from aniso.registry import READERS
 
 _NO_CLASS = frozenset({"classes.txt", "readme.txt", "license.txt", "licence.txt", "notes.txt"})

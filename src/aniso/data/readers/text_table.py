@@ -11,7 +11,7 @@ from aniso.data.items import Texts
 from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
-from aniso.data.readers.csv_table import ITEMS, LABELS, TableRow, by_part, is_table, table_rows
+from aniso.data.readers.csv_table import LABELS, TableRow, by_part, is_table, table_rows
 from aniso.data.readers.labels import Column, by_text, once
 from aniso.data.readers.naming import first_few, in_order, known_part, some
 from aniso.data.readers.parquet import read_column, read_keys, read_labels, schema_names
@@ -19,6 +19,7 @@ from aniso.data.readers.parquet_images import OpenTable, format_error
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.texts import ClassCard, read_class_card, read_lines
 from aniso.errors import AnisoError, InputError, printable
+from aniso.item_files import ITEM_COLUMNS
 from aniso.registry import READERS
 from aniso.weights.jsontext import JsonError, parse_object
 
@@ -26,7 +27,7 @@ _TABLES = (".csv", ".tsv")
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (".parquet", *_TABLES, *_LINES)
 _LARGEST = 4 << 30  # bytes of a Parquet file's columns; texts are held in memory
-_IMAGES = ("image", *ITEMS["path"])
+_IMAGES = ("image", *ITEM_COLUMNS["path"])
 
 
 @READERS.register("text_table")
@@ -135,7 +136,7 @@ def _holds_texts(path: Path) -> bool:
     except (AnisoError, OSError, UnicodeDecodeError, JsonError):
         return False
     lower = {name.lower() for name in names}
-    return bool(lower & {*ITEMS["text"]} and lower & {*LABELS}) and not lower & {*_IMAGES}
+    return bool(lower & {*ITEM_COLUMNS["text"]} and lower & {*LABELS}) and not lower & {*_IMAGES}
 
 
 def _names(path: Path) -> list[str]:
@@ -148,7 +149,7 @@ def _names(path: Path) -> list[str]:
 
 def _column(path: Path, names: Sequence[str], settings: Mapping[str, object], key: str) -> str:
     """Return the name of the column of texts or labels."""
-    usual = ITEMS["text"] if key == "text" else LABELS
+    usual = ITEM_COLUMNS["text"] if key == "text" else LABELS
     if key in settings:
         wanted = given.text(settings, key)
         found = [name for name in names if name == wanted]

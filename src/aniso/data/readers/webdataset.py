@@ -13,11 +13,12 @@ from aniso.data.part import Part, Reading
 from aniso.data.reader import Reader
 from aniso.data.readers import settings as given
 from aniso.data.readers.labels import Column, by_text
-from aniso.data.readers.naming import IMAGE_SUFFIXES, first_few, is_hidden, some, visible_folders
+from aniso.data.readers.naming import first_few, some, visible_folders
 from aniso.data.readers.shards import require_filled, shards
 from aniso.data.readers.tar_index import Member, members
 from aniso.data.readers.texts import ClassCard, read_class_card
 from aniso.errors import InputError, UnsafeError, printable
+from aniso.item_files import IMAGE_SUFFIXES, is_hidden
 from aniso.registry import READERS
 from aniso.weights.caches import HashCache
 from aniso.weights.files import RawFile

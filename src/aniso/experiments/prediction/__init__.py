@@ -1,0 +1,1 @@
+"""``aniso predict``: inputs, the model that a directory holds, output that can be continued."""
