@@ -123,7 +123,8 @@ def reading(bank: Path) -> float:
 
     torch.set_num_threads(1)
     opened = Bank.load(bank)
-    blocks = [opened[name][block].dense() for name in opened for block in opened[name]]
+    names = [block.name for block in encoder().layout.blocks]
+    blocks = [opened[vector][name].dense() for vector in opened for name in names]
     times = []
     for _ in range(5):
         start = time.process_time()

@@ -4,10 +4,10 @@
     python scripts/bases/make_lite0.py --work WORK --mini MINI --captions FLICKR8K
 
 Two stages: two epochs at 5e-4 over the `pool` images of the mini tasks, with captions made of prompts and
-class names, and over Flickr8k's training images, with the tasks' pools twice and Tiny ImageNet's once; then an
-epoch at 3e-4 over the pools alone, the tasks' four times. Only `pool` files and Flickr8k's train file are read:
-no image of a train, val or test split of a task is seen. Several of these sources allow research only, so
-neither they nor `lite0` are redistributed.
+class names, and over Flickr8k's training images, with the tasks' pools twice and Tiny ImageNet's once; then
+an epoch at 3e-4 over the pools alone, the tasks' four times. Only `pool` files and Flickr8k's train file are
+read: no image of a train, val or test split of a task is seen. Several of these sources allow research only,
+so neither they nor `lite0` are redistributed.
 """
 
 from __future__ import annotations

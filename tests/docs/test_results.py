@@ -185,7 +185,8 @@ def _negation(experiment: str) -> dict[str, tuple[str, str]]:
         scores = {name: 100 * score.accuracy for name, score in record.metrics.accuracy.items()}
         target = str(record.spec.target).split("/")[-1]
         control = str(record.spec.control).split("/")[-1]
-        found.setdefault(record.label, {}).setdefault(record.seed, []).append((scores[target], scores[control]))
+        pairs = found.setdefault(record.label, {}).setdefault(record.seed, [])
+        pairs.append((scores[target], scores[control]))
     out = {}
     for label, by_seed in found.items():
         columns = [[mean(pair[i] for pair in pairs) for pairs in by_seed.values()] for i in (0, 1)]
