@@ -76,8 +76,8 @@ BASES = {
             *("caltech101", "cifar10", "cub200", "fashion_mnist", "flowers102", "food11", "fruits360"),
             *("pacs_art_painting", "pacs_cartoon", "pacs_photo", "pacs_sketch", "sign_digits", "ucmerced"),
         ),
-        ("--steps", "240", "--batch-size", "32", "--weight-decay", "0"),
-        {"standard": ("--lr", "2e-4")},
+        ("--steps", "300", "--batch-size", "32", "--weight-decay", "0"),
+        {"standard": ("--lr", "1e-4")},
     ),
 }
 
