@@ -17,7 +17,6 @@ whose sum keeps less than half is not written unless --accept-interference says 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,15 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from disentanglement import Measuring, disentanglement, show
 
-from aniso.compose import Composition, Linearised, Partition
-from aniso.data import load_task
-from aniso.learn import evaluate
-from aniso.models import Encoder, load_model
+from aniso.models import load_model
 from aniso.vectors import Bank
 
-SCALES = (0.2, 0.4, 0.6, 0.8, 1.0)
 LEAST_KEPT = 0.5
 
 
@@ -120,56 +115,6 @@ class Place:
         return made
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """Accuracies of base + sum of scale * vector on validation items."""
-
-    place: Place
-    bank: Bank
-    encoder: Encoder
-    items: int
-
-    def accuracies(self, scales: dict[str, float], tasks: tuple[str, ...]) -> dict[str, float]:
-        """Return the accuracy on every task."""
-        model: torch.nn.Module = self.encoder
-        if scales:
-            base = Linearised(self.encoder) if self.place.kind == "linearised" else self.encoder
-            model = Composition(base, self.bank.only(*scales), Partition.whole())
-            with torch.no_grad():
-                rows = torch.tensor([scales[name] for name in model.bank.names])
-                model.values.copy_(rows.view_as(model.values))
-        found = {}
-        for task in tasks:
-            split = load_task(self.place.work / "data" / task).split("val")
-            found[task] = evaluate(model, split.take(range(min(self.items, len(split))))).value
-        return found
-
-
-def disentanglement(measuring: Measuring, vectors: tuple[str, ...]) -> dict[str, object]:
-    """Measure every vector on its own task and the core tasks, and the sum of the core vectors."""
-    core = measuring.place.base.core
-    alone, base = {}, measuring.accuracies({}, tuple(dict.fromkeys((*core, *vectors))))
-    for name in vectors:
-        alone[name] = measuring.accuracies({name: 1.0}, tuple(dict.fromkeys((*core, name))))
-    gains = {name: alone[name][name] - base[name] for name in vectors}
-    others = [alone[n][task] - base[task] for n in vectors for task in core if n != task]
-    sums = {scale: measuring.accuracies(dict.fromkeys(core, scale), core) for scale in SCALES}
-    own = sum(gains[task] for task in core)
-    kept = {scale: sum(found[t] - base[t] for t in core) / own for scale, found in sums.items()}
-    best = max(kept, key=kept.__getitem__)
-    return {
-        "items per task": measuring.items,
-        "base": base,
-        "alone": alone,
-        "own gain": sum(gains.values()) / len(gains),
-        "change on other tasks": sum(others) / len(others),
-        "absolute change on other tasks": sum(map(abs, others)) / len(others),
-        "worst change on another task": min(others),
-        "best scale of the sum of eight": best,
-        "share of own gains kept in the sum of eight": kept[best],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base", choices=BASES)
@@ -197,12 +142,9 @@ def main() -> None:
     if not (made / "manifest.json").is_file() and not place.bank.is_dir():
         aniso("bank", "build", *(f"{t}={w}" for t, w in weights.items()), "--base", place.model, "-o", made)
     bank = Bank.load(place.bank if place.bank.is_dir() else made)
-    found = disentanglement(Measuring(place, bank, load_model(place.model), given.items), tasks)
-    for name, value in found.items():
-        if isinstance(value, float):
-            print(f"{name}: {value:.3f}")
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    measuring = Measuring(load_model(place.model), bank, place.work / "data", given.items, given.kind)
+    found = disentanglement(measuring, place.base.core, tasks)
+    show(found, given.out)
     kept = found["share of own gains kept in the sum of eight"]
     if isinstance(kept, float) and kept < LEAST_KEPT and not given.accept_interference:
         raise SystemExit(
