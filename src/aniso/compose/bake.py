@@ -21,10 +21,10 @@ from aniso.compose._engine.stacking import stack_deltas
 from aniso.compose.card import model_card
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
-from aniso.models.sentence_modules import sentence_files
+from aniso.models.exported_files import ExportedFiles, exported_files
 from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import SENTENCE, TOKENIZER, Extras, convert
+from aniso.vectors.convert import Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
@@ -136,29 +136,24 @@ class Baked(WeightSource):
                 fix=f"--activation {base}, or leave it out",
             )
         known = activation or (None if self.info.config.activation else base)
-        return convert(
+        beside = ExportedFiles() if to == "safetensors" else exported_files(self, to)
+        files = {} if to == "safetensors" else {**beside.files, **self._extra_files(command, also or {})}
+        notes = convert(
             self,
             Path(out),
             to=to,
             activation=known,
             overwrite=overwrite,
             progress=progress,
-            extras=Extras(record, self._extra_files(to, command, also or {}) if to != "safetensors" else {}),
+            extras=Extras(record, files, beside.config),
         )
+        return (*notes, *beside.notes)
 
-    def _extra_files(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
+    def _extra_files(self, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
         more = [f"`{name}` {sentence}" for name, (_, sentence) in also.items()]
         card = model_card(self._coefficients, self._bank, command=command, more=more)
         out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}
-        out |= {name: content for name, (content, _) in also.items()}
-        files = self._blocks.source.files
-        home = files[0].path.parent if files else None
-        if to == SENTENCE:
-            out |= sentence_files(_require_home(home, self.label))
-        if to == "huggingface" and home is not None and (home / "config.json").is_file():
-            tokenizer = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
-            out |= {file.path.name: file.read(0, file.size) for file in tokenizer}
-        return out
+        return out | {name: content for name, (content, _) in also.items()}
 
     def _load(self, name: str) -> Tensor:
         key = self._same.get(name, name)
@@ -203,15 +198,3 @@ class Baked(WeightSource):
             for stack in stack_deltas({vector: delta}, {vector: 0}):
                 stack.add_to(flat, row.unsqueeze(0).to(values.dtype), entry.partition)
         return values
-
-
-def _require_home(home: Path | None, label: str) -> Path:
-    """Return the directory of the base, which has the configuration and the tokenizer."""
-    if home is None or not (home / "config.json").is_file():
-        raise InputError(
-            "DIR-CONFIG",
-            f"'{label}' is no directory of a sentence encoder",
-            expected="config.json, modules.json and tokenizer.json beside the base's weights",
-            fix="--base DIRECTORY, or --to safetensors",
-        )
-    return home

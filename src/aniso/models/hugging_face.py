@@ -39,7 +39,9 @@ def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
     model_config, _ = transformers_config(config)
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
-    return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder = Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder.home = path
+    return encoder
 
 
 def _has_text(source: WeightSource) -> bool:
@@ -100,10 +102,14 @@ def fitting_pixels(path: Path, network: Any) -> Pixels:
 
 def pixels_of(path: Path, network: Any) -> Pixels:
     """Return the image processor's settings, with CLIP's values as defaults."""
+    vision = getattr(network.config, "vision_config", network.config)
+    return processor_pixels(path, _side(getattr(vision, "image_size", None)) or 224)
+
+
+def processor_pixels(path: Path, size: int) -> Pixels:
+    """Return the settings of the image processor in a directory; ``size`` is the network's own."""
     processor = _processor(path)
     _require_standard(path, processor)
-    vision = getattr(network.config, "vision_config", network.config)
-    size = _side(getattr(vision, "image_size", None)) or 224
     resized, cropped = processor.get("size"), processor.get("crop_size")
     both = isinstance(resized, dict) and "height" in resized
     short = _side(resized) or size
