@@ -241,7 +241,7 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
         show.as_json(
             {
                 "path": str(bank.path),
-                "base": {"label": base.label, "fingerprint": base.fingerprint, "activation": base.activation},
+                "base": {"label": base.label, "fingerprint": base.content, "activation": base.activation},
                 "naming": bank.layout.scheme,
                 "blocks": len(bank.layout.blocks),
                 "storage": bank.storage,
@@ -264,7 +264,8 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
         ],
     )  # fmt: skip
     show.line(
-        f"{bank.path}: base {bank.base.label} ({bank.base.fingerprint[:12]}), {bank.layout.scheme}, "
+        f"{bank.path}: content {bank.content_hash[:16]}, "
+        f"base {bank.base.label} {bank.base.content[:16]}, {bank.layout.scheme}, "
         f"{len(bank.layout.blocks)} blocks, {bank.storage}, {show.size(nbytes)} "
         f"({show.size(nbytes / len(bank))} per vector)"
     )

@@ -112,7 +112,7 @@ def _report(made: Coefficients, json: bool) -> None:
         return
     show.line(f"{len(made):,} coefficients: {made.partition}")
     base = made.provenance.base
-    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.provenance.bank[:16]}")
+    show.line(f"base {base.label} {base.content[:16]}, bank {made.provenance.bank[:16]}")
     if made.selection:
         show.line(f"vectors selected by {printable(made.selection)}")
     rows = []

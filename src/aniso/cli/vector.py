@@ -75,7 +75,7 @@ def show_(
         return
     show.notes(vector.notes)
     base = vector.base
-    show.line(f"{vector.name} over {base.label} ({base.fingerprint[:12]}), norm {vector.norm():.4g}")
+    show.line(f"{vector.name} over {base.label} ({base.content[:12]}), norm {vector.norm():.4g}")
     rows = []
     for block in vector.layout.blocks:
         norm, base_norm = vector.norms.get(block.name), base.norms.get(block.name)
@@ -118,7 +118,7 @@ def _summary(vector: TaskVector) -> dict[str, object]:
     base = vector.base
     return {
         "name": vector.name,
-        "base": {"label": base.label, "fingerprint": base.fingerprint, "activation": base.activation},
+        "base": {"label": base.label, "fingerprint": base.content, "activation": base.activation},
         "norm": vector.norm(),
         "relative_error": vector.relative_error,
         "origin": asdict(vector.provenance),

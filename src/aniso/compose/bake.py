@@ -124,7 +124,7 @@ class Baked(WeightSource):
             "aniso.bank": provenance.bank,
             "aniso.vectors": ",".join(self._coefficients.vectors),
             "aniso.partition": str(self._coefficients.partition),
-            "aniso.coefficients": hashlib.sha256(as_bytes(self._coefficients.values)).hexdigest(),
+            "aniso.coefficients": self._coefficients.content_hash,
         }
         base = self._bank.base.activation
         if activation and base not in (None, activation):

@@ -50,14 +50,14 @@ class Subject:
         composition = Composition(_base(model, linearised), only, Partition.whole())
         composition.values.data.fill_(1.0)
         what = f"with {'linearised ' if linearised else ''}vector {vector}"
-        return cls(what, composition, {"bank": only.content_hash, "storage": only.storage})
+        return cls(what, composition, {"bank": only.whole_hash, "storage": only.storage})
 
     @classmethod
     def composed(cls, model: Wrapped, bank: Bank, path: Path, *, linearised: bool = False) -> Subject:
         """The base composed with the coefficients in a file."""
         coefficients = Coefficients.load(path)
         composition = Composition.of(_base(model, linearised), bank, coefficients)
-        hashes = {"bank": bank.content_hash, "coefficients": tensor_hash(coefficients.values)}
+        hashes = {"bank": bank.whole_hash, "coefficients": coefficients.content_hash}
         return cls(f"composed with {path.stem}", composition, hashes)
 
     def with_head(self, path: Path) -> Subject:

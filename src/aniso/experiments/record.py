@@ -71,7 +71,10 @@ def _summary(coefficients: Coefficients | None) -> JsonObject | None:
     matrix = coefficient_matrix(coefficients)
     omitted = "" if matrix else f"{len(coefficients):,} coefficients take more than {LARGEST // 1000} kB"
     stored = {"matrix": matrix.model_dump(mode="json", exclude_defaults=True)} if matrix else {}
-    return numbers | stored | ({"omitted": omitted} if omitted else {})
+    out: JsonObject = {"sha256": coefficients.content_hash}
+    for part in (numbers, stored, {"omitted": omitted} if omitted else {}):
+        out.update(part)  # type: ignore[arg-type]
+    return out
 
 
 def coefficient_matrix(coefficients: Coefficients) -> CoefficientMatrix | None:
