@@ -256,6 +256,8 @@ class Inputs(_Part):
     data: dict[str, str] = Field(default_factory=dict)
     """For every task, of names and labels."""
     classes: dict[str, str] = Field(default_factory=dict)
+    class_names: dict[str, tuple[str, ...]] | None = None
+    """For every task, in records of run directories."""
     vectors: tuple[str, ...] = ()
     content_hashes: dict[str, dict[str, str]] | None = Field(default=None, alias="content")
     """For every split that was learned from or measured on, of its images or texts; None in older records."""

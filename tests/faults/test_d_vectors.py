@@ -306,8 +306,7 @@ def test_d9_the_activation_is_part_of_the_identity(tmp_path, refused, aniso):
     ran = aniso("vector", "make", "--base", tmp_path / "quick", tmp_path / "gelu", "-o", tmp_path / "v")
     assert ran.code == 3
     same = {
-        BlockSource(TensorMap(base, activation=a)).identity().content
-        for a in ("quick_gelu", "gelu", None)
+        BlockSource(TensorMap(base, activation=a)).identity().content for a in ("quick_gelu", "gelu", None)
     }
     assert len(same) == 3
 

@@ -11,14 +11,14 @@ from aniso.cli import checks, options, show
 from aniso.errors import UsageError
 
 if TYPE_CHECKING:
-    from aniso.compose import Baked, Coefficients
+    from aniso.compose import Baked, CardDetails, Coefficients
     from aniso.vectors import Bank
 
 _HEAD = "head.safetensors"
 
 
 def bake(
-    coefficients: Annotated[Path, typer.Argument(help="A file of coefficients.")],
+    coefficients: Annotated[Path, typer.Argument(help="The directory of a run, or a file of coefficients.")],
     bank: options.Bank,
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
@@ -29,45 +29,66 @@ def bake(
         ),
     ] = "safetensors",
     rank: Annotated[int | None, typer.Option(help="With --to peft: maximal rank; default all.")] = None,
+    pad_rank: Annotated[
+        int | None,
+        typer.Option(help="With --to peft: one rank for all layers, padded with zeros, to hot-swap.", min=1),
+    ] = None,
     head: Annotated[
-        Path | None, typer.Option("--head", help="A head learned on this composition, saved beside it.")
+        Path | None,
+        typer.Option(
+            "--head", help="A head learned on this composition, saved beside it; default: that of the run."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of composed weights: fp32, fp16 or bf16; default the base's.")
     ] = None,
     activation: options.Activation = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--license", help="For the card; default: what base and vectors state, if they agree."),
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="For the card: the base's id on the hub, OWNER/NAME.")
+    ] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
     """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
     checks.one_of("--to", to, checks.BAKED)
     checks.one_of("--dtype", dtype, checks.DTYPES)
+    checks.hub_id("--base-model", base_model)
     if to == "peft" and (head is not None or dtype is not None or activation is not None):
         message = "--head, --dtype and --activation are not supported with --to peft"
         raise UsageError("USAGE", message, fix="leave them out")
-    if to != "peft" and rank is not None:
-        raise UsageError("USAGE", "--rank is supported with --to peft only", fix="--to peft")
+    if to != "peft" and (rank is not None or pad_rank is not None):
+        raise UsageError("USAGE", "--rank and --pad-rank are supported with --to peft only", fix="--to peft")
     for path in (coefficients, head):
         checks.existing_file(path)
     checks.existing_bank(bank)
     checks.existing_weights(base)
-    from aniso.compose import Baked, Coefficients
+    from aniso.compose import Baked, CardDetails, Coefficients
+    from aniso.experiments.run_files import COEFFICIENTS, HEAD, file_of, record_beside
 
-    made, opened = Coefficients.load(coefficients), options.open_bank(bank, options.base_files(base))
+    file = file_of(coefficients, COEFFICIENTS)
+    made, opened = Coefficients.load(file), options.open_bank(bank, options.base_files(base))
+    details = CardDetails(record_beside(file), show.this_command(), licence, base_model)
     if to == "peft":
-        _bake_adapter(made, opened, base, out, rank, overwrite, json)
+        _bake_adapter(made, opened, base, out, (rank, pad_rank), details, overwrite, json)
         return
     baked = Baked(options.base_files(base), opened, made, dtype=options.dtype(dtype))
+    if head is None and coefficients.is_dir() and (coefficients / HEAD).is_file():
+        head = coefficients / HEAD
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
     if head is not None and to == "safetensors" and beside.exists() and not overwrite:
         raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
-    also = {_HEAD: _head_of_checkpoint(head, made, opened, baked)} if head is not None else {}
+    found = file_of(head, HEAD) if head is not None else None
+    also = {_HEAD: _head_of_checkpoint(found, made, opened, baked)} if found is not None else {}
     with show.progress("baking", baked.nbytes) as advance:
         notes = baked.save(
             out,
             to=to,
             activation=activation,
-            command=show.this_command(),
+            details=details,
             also=also,
             overwrite=overwrite,
             progress=advance,
@@ -84,21 +105,30 @@ def bake(
 
 
 def _bake_adapter(
-    made: Coefficients, bank: Bank, base: str, out: Path, rank: int | None, overwrite: bool, json: bool
+    made: Coefficients,
+    bank: Bank,
+    base: str,
+    out: Path,
+    ranks: tuple[int | None, int | None],
+    details: CardDetails,
+    overwrite: bool,
+    json: bool,
 ) -> None:
     from aniso.compose import merge_adapters
 
+    rank, pad_rank = ranks
     total = sum(4 * entry.block.numel for entry in made.index.blocks)
     with show.progress("composing", total) as advance:
         adapter = merge_adapters(options.base_files(base), bank, made, rank=rank, progress=advance)
-    adapter.save(out, command=show.this_command(), overwrite=overwrite)
-    ranks = adapter.ranks.values()
+    adapter = adapter if pad_rank is None else adapter.padded(pad_rank)
+    adapter.save(out, details=details, overwrite=overwrite)
+    found = adapter.ranks.values()
     if json:
         facts = {"layers": len(adapter.ranks), "ranks": adapter.ranks, "error": adapter.error}
         show.as_json({"out": str(out), "to": "peft", "coefficients": len(made), **facts})
         return
     lost = f", relative error {adapter.error:.2%}" if rank is not None else ", exact"
-    show.line(f"wrote {out}: {len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}{lost}")
+    show.line(f"wrote {out}: {len(found)} layers, ranks {min(found)} to {max(found)}{lost}")
 
 
 def _head_of_checkpoint(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:

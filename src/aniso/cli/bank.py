@@ -36,6 +36,7 @@ def build(
     """Build a bank from a base and models fine-tuned from it."""
     _require_inputs(base, tuned, storage, rename)
     from aniso.vectors import Bank, KeyEdits
+    from aniso.vectors.licences import keep_licences
 
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("building", total) as advance:
@@ -49,7 +50,7 @@ def build(
             allow_distant=allow_distant,
             progress=advance,
         )
-    _report(bank, json)
+    _report(keep_licences(bank, sources), json)
 
 
 @app.command()
@@ -69,6 +70,7 @@ def add(
     checks.existing_bank(directory)
     _require_inputs(base, tuned, storage, rename)
     from aniso.vectors import KeyEdits
+    from aniso.vectors.licences import keep_licences
 
     bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
@@ -81,7 +83,7 @@ def add(
             allow_distant=allow_distant,
             progress=advance,
         )
-    _report(bank, json)
+    _report(keep_licences(bank, sources), json)
 
 
 @app.command()
@@ -209,11 +211,13 @@ def _require_inputs(base: str, tuned: list[str], storage: str | None, rename: li
 def _opened(
     base: str, tuned: list[str], scheme: str, activation: str | None
 ) -> tuple[BlockSource, dict[str, WeightSource], int]:
+    from aniso.experiments.run_files import weights_of
     from aniso.vectors import BlockSource
     from aniso.weights import open_weights
 
     blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
-    sources = {name: open_weights(ref) for name, ref in options.named_files(tuned).items()}
+    named = options.named_files(tuned)
+    sources = {name: open_weights(weights_of(ref)) for name, ref in named.items()}
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     return blocks, sources, sum(source.nbytes for source in sources.values()) + len(sources) * dense
 

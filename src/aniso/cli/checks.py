@@ -31,6 +31,14 @@ def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:
         )
 
 
+def hub_id(option: str, value: str | None) -> None:
+    """Require the id of a repository on the hub, if one was given."""
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", value):
+        raise UsageError(
+            "USAGE", f"invalid value '{printable(value)}' for {option}: write OWNER/NAME", fix="OWNER/NAME"
+        )
+
+
 def existing_file(path: Path | None) -> None:
     """Require a file that was named, if one was."""
     if path is not None and not _is_there(path):

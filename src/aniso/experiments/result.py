@@ -120,3 +120,5 @@ class RunResult:
     notes: tuple[str, ...] = ()
     content: Content | None = None
     """The files that it was made from."""
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of every task's classes."""

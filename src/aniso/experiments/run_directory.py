@@ -133,6 +133,9 @@ class RunDirectory:
             outcome.head.save(self.path / HEAD, outcome.head_of, overwrite=True)
         if outcome.adapter is not None:
             outcome.adapter.save(self.path / ADAPTER, overwrite=True)
+        if outcome.class_names:  # for model cards; in the records of a grid they would be repeated
+            names = dict(outcome.class_names)
+            made = made.with_values(inputs=made.inputs.with_values(class_names=names))
         write(self.path / RECORD, made, overwrite=True)
         self._remove_states()
         return made

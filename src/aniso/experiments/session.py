@@ -299,6 +299,7 @@ class Session:
             device=self.device.type,
             notes=(*self.problem.notes, *fit_notes, *index_notes, *notes),
             content=self.content,
+            class_names={task.name: task.classes.names for task in self.tasks.values()},
         )
 
     def _head_identity(self, result: MethodResult) -> dict[str, str]:

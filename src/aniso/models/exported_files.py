@@ -81,10 +81,15 @@ def home_of(source: WeightSource) -> Path | None:
     return parent if parent is not None and any((parent / name).is_file() for name in names) else None
 
 
+def tokenizer_files(home: Path) -> dict[str, bytes]:
+    """Return the files of the tokenizer in a directory, by name."""
+    return _copied(home, (), _TOKENIZER) if _has_tokenizer(home) else {}
+
+
 def _clip_files(source: WeightSource, to: str, home: Path | None) -> ExportedFiles:
     size, vocabulary, length = clip_sizes(source)
     pixels = _pixels(home, size)
-    tokenizer = _copied(home, (), _TOKENIZER) if home is not None and _has_tokenizer(home) else {}
+    tokenizer = tokenizer_files(home) if home is not None else {}
     standard = vocabulary == _OPEN_AI and (not tokenizer or _is_open_ai(tokenizer))
     notes: tuple[str, ...] = ()
     if to == OPEN_CLIP:
