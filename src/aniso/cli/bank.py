@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Banks: task vectors over one base, in one directory.", no_args_is_help=True)
 
-Tuned = Annotated[list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models and LoRA adapters.")]
+Tuned = Annotated[
+    list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models, LoRA adapters and runs.")
+]
 Directory = Annotated[Path, typer.Argument(help="A bank.")]
 
 

@@ -60,9 +60,9 @@ def show_(
     checks.existing_file(file)
     analysis_output.require_figure(figure, overwrite)
     from aniso.compose import Coefficients
-    from aniso.experiments.run_files import COEFFICIENTS
+    from aniso.experiments.run_files import COEFFICIENTS, file_of
 
-    found = Coefficients.load(file / COEFFICIENTS if file.is_dir() else file)
+    found = Coefficients.load(file_of(file, COEFFICIENTS))
     if figure is not None:
         _draw(found, figure, overwrite)
     _report(found, json)

@@ -17,7 +17,7 @@ app = typer.Typer(help="Single task vectors.", no_args_is_help=True)
 
 @app.command()
 def make(
-    tuned: Annotated[str, typer.Argument(help="The fine-tuned model or LoRA adapter.")],
+    tuned: Annotated[str, typer.Argument(help="The fine-tuned model or LoRA adapter, or its run.")],
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
     storage: options.Storage = "fp32",
@@ -34,10 +34,11 @@ def make(
     options.renames(rename)
     for ref in (tuned, base):
         checks.existing_weights(ref)
+    from aniso.experiments.run_files import weights_of
     from aniso.vectors import BlockSource, KeyEdits, TaskVector
     from aniso.weights import open_weights
 
-    source = open_weights(tuned)
+    source = open_weights(weights_of(tuned))
     blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     with show.progress("comparing", source.nbytes + 2 * dense) as advance:

@@ -197,13 +197,13 @@ def _recipe(record: Record) -> Iterator[str]:
         "scale": metrics.scale,
     }
     for key, value in {**data, **options, **reached}.items():
-        if value not in (None, False, "", [], {}):
+        if value is not None and value is not False and value not in ("", [], {}):  # a seed of 0 is shown
             yield f"| {_line(key.replace('_', ' '))} | {_line(_plain(value), 300)} |"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None)
     return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -60,6 +60,14 @@ class Subject:
         hashes = {"bank": bank.whole_hash, "coefficients": coefficients.content_hash}
         return cls(f"composed with {path.stem}", composition, hashes)
 
+    @classmethod
+    def with_adapter(cls, model: Wrapped, path: Path) -> Subject:
+        """The base with a LoRA adapter in PEFT's format."""
+        only = Bank.build(model, {"adapter": path})
+        composition = Composition(model, only, Partition.whole())
+        composition.values.data.fill_(1.0)
+        return cls(f"with adapter {path.name}", composition, {"adapter": only["adapter"].provenance.sha256})
+
     def with_head(self, path: Path) -> Subject:
         """Return the subject with a head that was learned on its features."""
         saved = load_head(path)

@@ -36,10 +36,20 @@ def file_of(path: Path, name: str) -> Path:
     )
 
 
+def is_run(path: Path) -> bool:
+    """True for the directory of a run; exported models have a record, too, and a card."""
+    return (path / SPEC).is_file() or ((path / RECORD).is_file() and not (path / "README.md").is_file())
+
+
+def run_file(ref: str | Path, name: str) -> str | Path:
+    """Return the file or directory of that name in the directory of a run; other references as they are."""
+    return file_of(Path(ref), name) if is_run(Path(ref)) else ref
+
+
 def weights_of(ref: str) -> str:
     """Return the weights or the adapter that a run in a directory trained; other references as they are."""
     path = Path(ref)
-    if not (path / SPEC).is_file() and not (path / RECORD).is_file():
+    if not is_run(path):
         return ref
     return next((str(path / name) for name in (WEIGHTS, ADAPTER) if (path / name).exists()), ref)
 
