@@ -20,6 +20,7 @@ from aniso.cli import (
     inspect,
     ls,
     paper,
+    push,
     report,
     run,
     select,
@@ -60,6 +61,7 @@ app.add_typer(vector.app, name="vector")
 app.add_typer(bank.app, name="bank")
 app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
+app.command("push")(push.push)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
 app.add_typer(

@@ -28,13 +28,14 @@ _TARGETS = {OPEN_CLIP: naming.OPEN_CLIP, HUGGING_FACE: naming.HUGGING_FACE}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SENTENCE = "sentence-transformers"
 """A directory under the source's own names, whose configuration comes with it in ``Extras``."""
-_OURS = re.compile(
+DIRECTORY_FILES = re.compile(
     r"(open_clip_)?(model\.safetensors|config\.json)|(generation|preprocessor|processor)_config\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
     r"|merges\.txt|spiece\.model|tokenizer\.model|chat_template\.jinja"
     r"|README\.md|(coefficients|head)\.safetensors|record\.json"
     r"|modules\.json|sentence_bert_config\.json|1_Pooling|2_Normalize"
 )
+"""Names of the files and folders in a directory that is written here."""
 _FILES = {
     OPEN_CLIP: "open_clip_model.safetensors",
     HUGGING_FACE: "model.safetensors",
@@ -112,7 +113,7 @@ def convert(
     if to == "safetensors":
         _write(out, plan, dtype, progress, extras.metadata, overwrite=overwrite)
         return (*source.info.notes, *plan.notes)
-    with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
+    with atomic_directory(out, overwrite=overwrite, ours=DIRECTORY_FILES) as unfinished:
         _write(unfinished / _FILES[to], plan, dtype, progress, extras.metadata)
         for name, content in {**files, **extras.files}.items():
             (unfinished / name).parent.mkdir(exist_ok=True)
