@@ -17,7 +17,7 @@ STORAGES = ("fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2")
 DTYPES = ("fp32", "fp16", "bf16")
 SPLITS = ("train", "val", "test")
 CHECKPOINTS = ("safetensors", "open_clip", "huggingface")
-BAKED = (*CHECKPOINTS, "sentence-transformers", "peft")
+BAKED = (*CHECKPOINTS, "sentence-transformers", "peft", "onnx")
 
 
 def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:

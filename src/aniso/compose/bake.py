@@ -160,6 +160,11 @@ class Baked(WeightSource):
             **({"aniso.learned": learned_on(record)} if record is not None else {}),
         }
 
+    def card_files(self, to: str, details: CardDetails) -> dict[str, bytes]:
+        """Return the card, the coefficients and the record, as files of a directory of another kind."""
+        details.require_record_of(self._given)
+        return self._extra_files(to, details, {})
+
     def _extra_files(
         self, to: str, about: CardDetails, also: Mapping[str, tuple[bytes, str]]
     ) -> dict[str, bytes]:

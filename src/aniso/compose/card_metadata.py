@@ -12,13 +12,14 @@ from aniso.records import Record, Score
 from aniso.vectors import Bank
 from aniso.vectors.convert import HUGGING_FACE, OPEN_CLIP, SENTENCE
 
-PEFT = "peft"
+PEFT, ONNX = "peft", "onnx"
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@[0-9a-f]{7,40})?")
 _LIBRARIES: Final[Mapping[str, str]] = {
     HUGGING_FACE: "transformers",
     OPEN_CLIP: "open_clip",
     SENTENCE: "sentence-transformers",
     PEFT: "peft",
+    ONNX: "onnx",
 }
 _PIPELINES: Final[Mapping[str, str]] = {
     r".*ForCausalLM|.*LMHeadModel": "text-generation",
@@ -55,6 +56,8 @@ class Export:
         """The task that the model is used for, in the words of model hubs; None if it is not known."""
         if self.to == SENTENCE:
             return "sentence-similarity"
+        if self.to == ONNX:
+            return "image-classification"
         if self.to == OPEN_CLIP:
             return "zero-shot-image-classification"
         name = self.architecture or ""

@@ -86,6 +86,11 @@ def tokenizer_files(home: Path) -> dict[str, bytes]:
     return _copied(home, (), _TOKENIZER) if _has_tokenizer(home) else {}
 
 
+def processor_file(pixels: Pixels) -> bytes:
+    """Return ``preprocessor_config.json`` for images that are prepared in this way."""
+    return _text(_processor(pixels))
+
+
 def _clip_files(source: WeightSource, to: str, home: Path | None) -> ExportedFiles:
     size, vocabulary, length = clip_sizes(source)
     pixels = _pixels(home, size)
@@ -103,7 +108,7 @@ def _clip_files(source: WeightSource, to: str, home: Path | None) -> ExportedFil
         config = {"text_config": _token_ids(home)}
         if not tokenizer and standard:
             tokenizer = _open_ai_tokenizer(length)
-        tokenizer["preprocessor_config.json"] = _text(_processor(pixels))
+        tokenizer["preprocessor_config.json"] = processor_file(pixels)
     if not any(name in tokenizer for name in _WHOLE):
         notes = ("no tokenizer was found beside the base: add its files to encode texts",)
     return ExportedFiles(tokenizer, config, notes)
