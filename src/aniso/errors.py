@@ -193,6 +193,7 @@ EXPLANATIONS: dict[str, str] = {
     "file, a URL or a repository is refused, since the library that builds the model might load it.",
     "HUB-OFFLINE": "The model is not in the local cache and the network is switched off.",
     "HUB-FETCH": "The hub did not deliver the model.",
+    "HUB-PUSH": "The directory cannot be uploaded as it is, or the hub did not accept it.",
     "LORA-KIND": "Only adapters whose update can be computed exactly are read: LoRA, rsLoRA and DoRA with "
     "rank and alpha patterns. Merge the adapter with the tool that made it and use the merged checkpoint.",
     "LORA-INIT": "PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the base's weights before training, so "

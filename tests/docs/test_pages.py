@@ -149,6 +149,19 @@ def _compose() -> Scope:
     }
 
 
+def _export() -> Scope:
+    from transformers import AutoModelForCausalLM
+
+    _photos()
+    language.save("gpt2", Path("BASE"))
+    for seed, name in enumerate("ab"):
+        how = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+        random_adapter(AutoModelForCausalLM.from_pretrained("BASE"), Path(name), seed, **how)
+    library.Bank.build("BASE", {name: Path(name) for name in "ab"}, to="loras")
+    language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
+    return {"image": pictures.picture(0)}
+
+
 def _extend() -> Scope:
     _photos()
     return {}
@@ -246,6 +259,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,
+    "docs/howto/export.md": _export,
     "docs/howto/extend.md": _extend,
     "docs/howto/heads.md": dict,
     "docs/howto/language.md": _language,

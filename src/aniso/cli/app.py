@@ -22,6 +22,7 @@ from aniso.cli import (
     ls,
     paper,
     predict,
+    push,
     report,
     run,
     select,
@@ -62,6 +63,7 @@ app.add_typer(vector.app, name="vector")
 app.add_typer(bank.app, name="bank")
 app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
+app.command("push")(push.push)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)

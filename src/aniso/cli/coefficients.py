@@ -60,9 +60,9 @@ def show_(
     checks.existing_file(file)
     analysis_output.require_figure(figure, overwrite)
     from aniso.compose import Coefficients
-    from aniso.experiments.run_files import COEFFICIENTS
+    from aniso.experiments.run_files import COEFFICIENTS, file_of
 
-    found = Coefficients.load(file / COEFFICIENTS if file.is_dir() else file)
+    found = Coefficients.load(file_of(file, COEFFICIENTS))
     if figure is not None:
         _draw(found, figure, overwrite)
     _report(found, json)
@@ -112,7 +112,7 @@ def _report(made: Coefficients, json: bool) -> None:
         return
     show.line(f"{len(made):,} coefficients: {made.partition}")
     base = made.provenance.base
-    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.provenance.bank[:16]}")
+    show.line(f"base {base.label} {base.content[:16]}, bank {made.provenance.bank[:16]}")
     if made.selection:
         show.line(f"vectors selected by {printable(made.selection)}")
     rows = []

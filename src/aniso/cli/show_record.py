@@ -117,4 +117,5 @@ def _print_training(metrics: Metrics) -> None:
     if metrics.scale is not None:
         show.line(f"scale {metrics.scale:g}")
     if chosen is not None:
-        show.line(f"selected by {chosen.strategy}, budget {chosen.budget}: {', '.join(chosen.vectors)}")
+        kept = ", ".join(f"{name} ({count} blocks)" for name, count in chosen.vectors.items())
+        show.line(f"selected by {chosen.strategy}, budget {chosen.budget}: {kept}")

@@ -144,6 +144,9 @@ class RunDirectory:
             write_text(self.path / CLASSES, class_lists_text(outcome.classes), overwrite=True)
         if outcome.predictions:
             write_run_predictions(self.path / PREDICTIONS, made, outcome.predictions)
+        if outcome.classes:  # for model cards; in the records of a grid they would be repeated
+            names = {name: classes.names for name, classes in outcome.classes.items()}
+            made = made.with_values(inputs=made.inputs.with_values(class_names=names))
         write(self.path / RECORD, made, overwrite=True)
         self._remove_states()
         return made

@@ -325,5 +325,6 @@ class Session:
         found = {**self.setting.inputs(self).content(), "content": self._content_hashes}
         bank = self.setting.method.vectors_used(self)
         if bank is not None:
-            found |= {"bank": bank.content_hash, "vectors": tuple(bank.names)}
+            hashes = {"bank": bank.whole_hash, "selected": bank.content_hash}
+            found |= {**hashes, "vectors": tuple(bank.names)}
         return Inputs.model_validate(found)

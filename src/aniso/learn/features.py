@@ -50,7 +50,7 @@ def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict
         "model": base,
         "bank": bank.content_hash,
         "partition": str(coefficients.partition.as_dict()),
-        "coefficients": tensor_hash(coefficients.values.detach().cpu()),
+        "coefficients": coefficients.content_hash,
         "linearised": str(coefficients.linearised),
     }
 

@@ -79,8 +79,9 @@ class Bank:
         path: Path | None = None,
         manifest: Manifest | None = None,
         locations: Mapping[str, VectorLocation] | None = None,
+        parent: Bank | None = None,
     ) -> None:
-        """``path``, ``manifest`` and ``locations`` describe a bank on disk."""
+        """``path``, ``manifest`` and ``locations`` are of a bank on disk; ``parent`` was selected from."""
         if not vectors:
             raise UsageError("BANK-NAME", "a bank needs at least one vector", fix="name a fine-tuned model")
         for name in vectors:
@@ -89,6 +90,7 @@ class Bank:
         self._table = VectorTable(self._vectors, dict(locations or {}))
         self.path = path
         self.manifest = manifest
+        self._parent = parent
         self.layout: Layout = next(iter(self._vectors.values())).layout
         require_one_base(self._vectors.values())
 
@@ -258,6 +260,11 @@ class Bank:
         """Hash of the base, names and deltas; it does not depend on where the bank is stored."""
         return self._table.content_hash(self.base, self.manifest)
 
+    @property
+    def whole_hash(self) -> str:
+        """The content hash of the bank that this one was selected from; its own if it was not."""
+        return (self._parent or self).content_hash
+
     def __len__(self) -> int:
         return len(self._vectors)
 
@@ -335,7 +342,8 @@ class Bank:
 
     def _subset(self, vectors: Mapping[str, TaskVector]) -> Bank:
         table = self._table.subset(vectors)
-        return Bank(vectors, path=self.path, manifest=self.manifest, locations=table.locations)
+        whole, places = self._parent or self, table.locations
+        return Bank(vectors, path=self.path, manifest=self.manifest, locations=places, parent=whole)
 
     def __reduce__(self) -> tuple[Callable[..., Bank], tuple[Any, ...]]:
         """Pickle the path, the cells and the content hash, not the deltas."""
@@ -365,9 +373,7 @@ class Bank:
 
     def _require_new(self, names: Collection[str]) -> None:
         for name in filter(self.__contains__, names):
-            raise UsageError(
-                "BANK-NAME", f"the bank already has a vector '{name}'", fix="choose another name"
-            )
+            raise UsageError("BANK-NAME", f"the bank already has a vector '{name}'", fix="use another name")
 
     def _require_known(self, names: Collection[str]) -> None:
         unknown = [name for name in names if name not in self]
