@@ -12,6 +12,7 @@ from aniso.cli import (
     bake,
     bank,
     coefficients,
+    compare,
     convert,
     demo,
     doctor,
@@ -67,6 +68,7 @@ app.add_typer(
     name="fit",
     no_args_is_help=True,
 )
+app.command("compare")(compare.compare)
 app.command("select")(select.select)
 app.add_typer(
     typer.Typer(cls=SearchGroup, help="Search one scale for all task vectors, without learning."),

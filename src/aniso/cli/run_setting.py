@@ -32,7 +32,7 @@ COMMAND_LINE = "the command line"
 def run_setting(name: str, values: dict[str, Any]) -> None:
     """Run a setting from the options that were given; those that were not have their defaults."""
     runtime, output = _taken(RuntimeOptions, values), _taken(OutputOptions, values)
-    setting = _setting(name, values)
+    setting = setting_from_options(name, values)
     if output.print_spec:
         show.text(as_yaml(setting.spec()))
         return
@@ -58,7 +58,8 @@ def _taken(options: type[O], values: dict[str, Any]) -> O:
     return options.model_validate(own)
 
 
-def _setting(name: str, values: Mapping[str, Any]) -> Setting:
+def setting_from_options(name: str, values: Mapping[str, Any]) -> Setting:
+    """Return a setting from options of the command line; errors name the option."""
     _require_effect(name, values)
     given: dict[str, Any] = {"setting": name, **values}
     schedule = {key: given.pop(key) for key in ScheduleOptions.model_fields if key in given}

@@ -60,12 +60,22 @@ def _print_tasks(record: Record) -> None:
         before = f"{metrics.zero_shot[name]:.1%}" if name in metrics.zero_shot else ""
         tuned = f"{own[name]:.1%}" if name in own else ""
         interval = f"{low:.1%} to {high:.1%}"
-        rows.append((name, score.total, before, f"{score.accuracy:.1%}", interval, tuned))
-    columns = ("task", "images", "zero-shot", _column(record), "95 % interval", "own vector")
+        alone = [_share(part, name) for part in (metrics.head_alone, metrics.without_head)]
+        rows.append((name, score.total, before, *alone, f"{score.accuracy:.1%}", interval, tuned))
+    kinds = (f"{metrics.head.kind if metrics.head is not None else 'head'} alone", f"{_method(record)} alone")
+    columns = ("task", "images", "zero-shot", *kinds, _column(record), "95 % interval", "own vector")
     _print_table(columns, rows)
     if len(rows) > 1:
         mean = sum(score.accuracy for score in metrics.accuracy.values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
+
+
+def _share(shares: Mapping[str, float], name: str) -> str:
+    return f"{shares[name]:.1%}" if name in shares else ""
+
+
+def _method(record: Record) -> str:
+    return str(METHODS.get(record.spec.method).column)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -58,6 +58,10 @@ class Evaluation(ABC):
     def measure(self, session: Session, result: MethodResult) -> tuple[Metrics, list[str]]:
         """Return metrics, and notes about them."""
 
+    def accuracies(self, session: Session, result: MethodResult) -> dict[str, float]:
+        """Return the accuracy on every test split, and nothing else; none where there are no labels."""
+        return {}
+
 
 @final
 @dataclass(frozen=True)
@@ -98,6 +102,12 @@ class LabelledEvaluation(Evaluation):
             if "test" not in task.splits
         ]
         return metrics, [*notes, *_prompt_notes(session, [s.classes for s in self.test_splits.values()])]
+
+    def accuracies(self, session: Session, result: MethodResult) -> dict[str, float]:
+        return {
+            name: accuracy(_predict(session, result.model_for(name), split, result.head), split).value
+            for name, split in self.test_splits.items()
+        }
 
     def _zero_shot(self, session: Session) -> dict[str, float]:
         return {

@@ -15,6 +15,7 @@ from aniso.experiments.result import RunResult
 from aniso.experiments.run_files import (
     ADAPTER,
     COEFFICIENTS,
+    COMPARISON,
     FAILURE,
     HEAD,
     METRICS,
@@ -34,7 +35,10 @@ from aniso.weights.atomic import disk, make_directory, remove_empty, require_spa
 from aniso.weights.temporary import TEMPORARY
 
 _UNTRAINED = "state-00000-000000.safetensors"
-_FILES = (SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, IMAGES)
+_FILES = (
+    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
+    *(FAILURE, TENSORBOARD, COMPARISON, IMAGES),
+)
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
 
@@ -142,5 +146,5 @@ class RunDirectory:
             disk.remove(state)
 
     def outputs(self) -> list[str]:
-        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, RECORD, METRICS, SPEC)
+        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, RECORD, METRICS, SPEC, COMPARISON)
         return [name for name in names if (self.path / name).exists()]

@@ -8,7 +8,14 @@ from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
 from aniso.learn.evaluate import Accuracy, accuracy, evaluate, predict, wilson
-from aniso.learn.features import FeatureCache, composed_identity, feature_identity, features
+from aniso.learn.features import (
+    FeatureCache,
+    ItemFeatures,
+    ViewRequest,
+    composed_identity,
+    feature_identity,
+    features,
+)
 from aniso.learn.finetune import PAPER, Tuned, finetune, tuned_weights
 from aniso.learn.fit import Fit, fit
 from aniso.learn.gradient_free import evolve
@@ -64,6 +71,8 @@ __all__ = [
     "Predictions",
     "features",
     "FeatureCache",
+    "ItemFeatures",
+    "ViewRequest",
     "feature_identity",
     "composed_identity",
     "text_dataset",

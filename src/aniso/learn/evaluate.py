@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.learn.features import FeatureCache, features, iterate_features
+from aniso.learn.features import FeatureCache, ItemFeatures, features, iterate_features
 from aniso.learn.heads import Classifier
 from aniso.learn.unwrap import encoder_of
 from aniso.progress import ProgressCallback, progress_or_default
@@ -83,7 +83,7 @@ def predict(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return the predicted class of every item of a split, in order."""
