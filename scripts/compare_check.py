@@ -1,10 +1,10 @@
 """Check what ``aniso compare`` chooses against the test split: is it near the best of its candidates?
 
 For every task and seed all candidates are learned from the shots and evaluated on the test split, which the
-choice does not use. A task passes if the chosen candidate is, as a mean over seeds, at most one point below the
-best candidate (the one with the highest mean over seeds) and at most one point below the linear probe::
+choice does not use. A task passes if the chosen candidate is, as a mean over seeds, at most one point below
+the best candidate (the one with the highest mean over seeds) and at most one below the linear probe::
 
-    python scripts/compare_check.py --model mini --bank mini --data MINI --task ./cars --task ./eurosat -o out.json
+    python scripts/compare_check.py --model mini --bank mini --data MINI --task ./cars -o out.json
 
 Finished tasks and seeds are kept in the file and not run again. The task's own vector is left out of the bank
 by its name, as in every few-shot run; ``--leave-out`` leaves out more.
@@ -21,6 +21,7 @@ from statistics import mean
 from typing import Any
 
 from aniso.experiments.comparison.comparison import BY, Comparison, ComparisonOptions
+from aniso.experiments.methods.zero_shot import ZeroShot
 from aniso.experiments.result import RunOptions
 from aniso.experiments.settings.few_shot import FewShot
 
@@ -35,7 +36,7 @@ def measured(arguments: argparse.Namespace, task: str, seed: int) -> dict[str, A
         task=task,
         shots=arguments.shots,
         seed=seed,
-        method="none",
+        method=ZeroShot(),
         leave_out=tuple(arguments.leave_out),
         allow_fewer_shots=True,
     )

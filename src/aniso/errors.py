@@ -267,6 +267,7 @@ EXPLANATIONS: dict[str, str] = {
     "HEAD-OPTION": "Every head has options of its own, such as the momentum of LP++; aniso fit few-shot "
     "--head lpp --head-option x=1 lists those of a head with their defaults.",
     "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
+    "RUN-FILES": "The directory of a run lacks a file that a command needs, or is no directory of a run.",
     "RUN-STATE": "The checkpoint of a run is damaged, or there is none.",
     "RUN-CHANGED": "A run can be resumed only with the same inputs and settings; otherwise its result would "
     "be neither the old run's nor a new one's.",

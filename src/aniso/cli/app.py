@@ -26,6 +26,7 @@ from aniso.cli import (
     select,
     task,
     vector,
+    verify_removal,
 )
 from aniso.cli.setting_commands import FitGroup, RootGroup, SearchGroup
 
@@ -77,6 +78,7 @@ app.add_typer(
 )
 app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
+app.command("verify-removal")(verify_removal.verify_removal)
 app.command("report")(report.report)
 app.add_typer(paper.app, name="paper")
 app.command("convert")(convert.convert)

@@ -22,6 +22,7 @@ from aniso.experiments.run_files import (
     RECORD,
     SPEC,
     TENSORBOARD,
+    WANDB,
     WEIGHTS,
 )
 from aniso.experiments.settings import Setting
@@ -37,7 +38,7 @@ from aniso.weights.temporary import TEMPORARY
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
     *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
-    *(FAILURE, TENSORBOARD, COMPARISON, IMAGES),
+    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 

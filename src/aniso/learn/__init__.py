@@ -4,7 +4,6 @@ from aniso.learn import heads, keep, objectives, selection
 from aniso.learn._training.checkpointed_run import METRICS
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.interrupt import REQUESTS, Interrupt
-from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
 from aniso.learn.evaluate import Accuracy, accuracy, evaluate, predict, wilson
@@ -37,6 +36,7 @@ from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
+from aniso.learn.tracking import Tracker
 from aniso.records import EpochRow
 from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
 
@@ -99,7 +99,7 @@ __all__ = [
     "differences",
     "Interrupt",
     "REQUESTS",
-    "TensorBoardWriter",
+    "Tracker",
     "heads",
     "keep",
     "objectives",
