@@ -219,6 +219,7 @@ EXPLANATIONS: dict[str, str] = {
     "three; everything else must agree.",
     "COEF-PARTITION": "Coefficients belong to the partition they were learned with: rule, number of parts "
     "and seed decide which elements each of them scales.",
+    "MERGEKIT": "A mergekit configuration and coefficients cannot express each other.",
     "MODEL-COPY": "A composition works on a copy of the model's modules that shares their weights.",
     "PLAN-MEMORY": "The composed weights alone, with two small buffers, need more memory than is allowed.",
     "MODEL-NAME": "Models are named by open_clip's architecture names, by a directory or hub id with a "

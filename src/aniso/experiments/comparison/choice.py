@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
+
+import torch
+from torch import Tensor
 
 from aniso.experiments.comparison.candidates import Candidate
 from aniso.json_value import JsonObject
@@ -17,13 +21,14 @@ ONE_SHOT_HEAD = "lpp"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A candidate with what was measured on held-out items."""
 
     candidate: Candidate
-    right: tuple[bool, ...] = ()
-    """For every held-out item, whether it was classified correctly."""
+    logits: Tensor | None = None
+    """Of every held-out item and class."""
+    labels: tuple[int, ...] = ()
     seconds: float | None = None
     """To learn it once: features, training, head."""
     trainable: int = 0
@@ -31,6 +36,13 @@ class Measured:
     test_accuracy: float | None = None
     """Not used for choosing."""
     failure: str = ""
+
+    @cached_property
+    def right(self) -> tuple[bool, ...]:
+        """For every held-out item, whether it is classified correctly."""
+        if self.logits is None:
+            return ()
+        return tuple((self.logits.argmax(-1) == torch.tensor(self.labels)).tolist())
 
     @property
     def accuracy(self) -> float | None:
@@ -46,9 +58,11 @@ class Measured:
 
     def joined(self, other: Measured) -> Measured:
         """Return what was measured on the items of two folds; ``seconds`` are summed."""
+        both = [one for one in (self.logits, other.logits) if one is not None]
         return replace(
             self,
-            right=self.right + other.right,
+            logits=torch.cat(both) if both else None,
+            labels=self.labels + other.labels,
             seconds=(self.seconds or 0.0) + (other.seconds or 0.0),
             failure=self.failure or other.failure,
         )

@@ -11,6 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, final
 
+import torch
+from torch import Tensor
+
 from aniso.data import Labelled, Task
 from aniso.errors import NumericalError, UsageError
 from aniso.experiments.comparison.candidates import Also, Candidate, candidates, default_budget
@@ -20,8 +23,7 @@ from aniso.experiments.comparison.choice import (
     recommend,
     recommend_for_one_shot,
 )
-from aniso.experiments.evaluation import LabelledEvaluation
-from aniso.experiments.head_fitting import check_head
+from aniso.experiments.head_fitting import check_head, class_weights
 from aniso.experiments.problem import require_split
 from aniso.experiments.record import Clock, record
 from aniso.experiments.result import MethodResult, RunOptions, RunResult
@@ -31,7 +33,7 @@ from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.session import Session
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.json_value import JsonObject
-from aniso.learn import ItemFeatures
+from aniso.learn import ItemFeatures, accuracy, features
 from aniso.progress import ProgressCallback
 from aniso.records import Metrics, Record, rounded
 from aniso.weights.atomic import write_text
@@ -241,15 +243,32 @@ class Comparison:
         if shared.result is None:
             return Measured(candidate, failure=shared.failure)
         result, own = self._timed(partial(session.with_head, shared.result))
-        metrics, _ = session.problem.evaluation.measure(session, result)
-        (score,) = metrics.accuracy.values()
-        bits = int(score.right or "0", 16)
-        right = tuple(bool(bits >> i & 1) for i in range(score.total))
-        row = Measured(candidate, right, shared.seconds + own, _trainable(result.metrics))
+        held_out = session.problem.evaluation.tests[self.task.name]
+        assert isinstance(held_out, Labelled)
+        logits = self._logits(session, result, held_out)
+        row = Measured(candidate, logits, held_out.labels, shared.seconds + own, _trainable(result.metrics))
         if test is None:
             return row
-        found = LabelledEvaluation({self.task.name: test}).accuracies(session, result)
-        return replace(row, test_accuracy=found[self.task.name])
+        found = accuracy(self._logits(session, result, test).argmax(-1), test)
+        return replace(row, test_accuracy=found.value)
+
+    def _logits(self, session: Session, result: MethodResult, split: Labelled) -> Tensor:
+        """Return the logits of every item; features of one model are computed once."""
+        seen = features(
+            result.model_for(self.task.name),
+            split,
+            workers=self._options.workers,
+            cache=self._features,
+            progress=self._options.progress,
+        )[0]
+        head = result.head or class_weights(session)
+        with torch.no_grad():
+            found = head.logits(seen.to(session.device)).cpu()
+        if not bool(torch.isfinite(found).all()):
+            raise NumericalError(
+                "LEARN-NONFINITE", f"logits on {split.name} are NaN or infinite", fix="lower --lr"
+            )
+        return found
 
     def _timed(self, work: Callable[[], MethodResult]) -> tuple[MethodResult, float]:
         """Return a result and the seconds it takes alone: shared features count as if computed again."""
