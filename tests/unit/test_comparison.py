@@ -109,20 +109,37 @@ def test_vectors_that_help_are_recommended_with_their_gain():
     rows = measured({"linear probe": half, "coefficients + linear probe": [1] * 200})
     made = recommend(rows)
     assert made.chosen.candidate.label == "coefficients + linear probe"
-    assert "vectors of this bank add 50.0 points" in made.reason
+    assert "vectors of this bank help: coefficients + linear probe (100.0%; the best without" in made.reason
+
+
+def test_a_score_is_the_mean_of_accuracy_and_of_the_right_class_probability():
+    """Two logits whose sign is right in three items of four: the best temperature gives p = 3/4."""
+    (row,) = measured({"linear probe": [1, 1, 1, 0]})
+    assert row.scores == pytest.approx([(1 + 0.75) / 2] * 3 + [0.25 / 2], abs=1e-6)
+    assert row.score == pytest.approx((0.75 + (3 * 0.75 + 0.25) / 4) / 2, abs=1e-6)
+
+
+def test_the_scale_of_logits_does_not_matter():
+    logits, labels = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), (0, 1) * 25
+    logits = logits + torch.nn.functional.one_hot(torch.tensor(labels), 4)
+    candidate = all_candidates()[0]
+    one, other = (Measured(candidate, scale * logits, labels) for scale in (0.3, 3.0))
+    assert one.scores == pytest.approx(other.scores, abs=1e-6)
+
+
+def test_the_error_of_a_difference_is_that_of_the_mean_of_paired_scores():
+    one, other = measured({"linear probe": [1, 1, 0, 0, 1], "coefficients": [1, 0, 1, 0, 1]})
+    assert one.score == pytest.approx(other.score)
+    # p = 3/5 for both: two items differ, by (1 + 0.6) / 2 - (0 + 0.4) / 2 and its negative
+    assert difference_error(one, other) == pytest.approx(math.sqrt(2 * 0.6**2) / 5, abs=1e-6)
 
 
 def test_a_simpler_candidate_within_the_error_and_a_point_is_preferred():
     wins = [1] * 600 + [0] * 400
-    close = [0] * 5 + wins[5:]
-    (simple, best) = rows = measured({"linear probe": close, "coefficients": wins})
-    assert best.accuracy - simple.accuracy == pytest.approx(0.005)
-    assert difference_error(best, simple) == pytest.approx(math.sqrt(0.005 * 0.995 / 1000))
-    made = recommend(rows)
-    assert made.chosen is best  # half a point, but more than twice its error: 5 items differ, all one way
+    rows = measured({"linear probe": [0] * 5 + wins[5:], "coefficients": wins})
+    assert recommend(rows).chosen is rows[1]  # five items differ, all in one direction
     noisy = [0] * 30 + wins[30:600] + [1] * 26 + [0] * 374
-    rows = measured({"linear probe": noisy, "coefficients": wins})
-    made = recommend(rows)
+    made = recommend(measured({"linear probe": noisy, "coefficients": wins}))
     assert made.chosen.candidate.label == "linear probe" and "simpler one is preferred" in made.reason
 
 
@@ -130,7 +147,7 @@ def test_more_than_a_point_is_not_given_up_however_large_the_error():
     worse = [0, 0, 1] + [1, 0] * 10
     better = [1, 1, 0] + [1, 0] * 10
     rows = measured({"linear probe": worse, "coefficients": better})
-    assert rows[1].accuracy - rows[0].accuracy < difference_error(*rows)
+    assert 0.01 < rows[1].score - rows[0].score < difference_error(*rows)
     assert recommend(rows).chosen.candidate.label == "coefficients"
 
 

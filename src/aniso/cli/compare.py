@@ -142,8 +142,9 @@ def _print(result: ComparisonResult) -> None:
         test = "" if row.test_accuracy is None else f"{row.test_accuracy:.1%}"
         mark = "*" if row.candidate is chosen.candidate else ""
         trained = row.trainable if seconds else ""
-        rows.append((mark, row.candidate.label, held_out, seconds, trained, test))
-    columns = ("", "method", "held-out accuracy", "seconds", "numbers learned", "test (not used)")
+        score = "" if row.accuracy is None else f"{100 * row.score:.1f}"
+        rows.append((mark, row.candidate.label, held_out, score, seconds, trained, test))
+    columns = ("", "method", "held-out accuracy", "score", "seconds", "numbers learned", "test (not used)")
     kept = [i for i in range(len(columns)) if any(row[i] != "" for row in rows)]
     title = f"{result.task}, {result.shots} shots; chosen by {result.chosen_by}"
     show.line(title)

@@ -1,4 +1,10 @@
-"""Which candidate to choose from what was held out, and why."""
+"""Which candidate to choose from what was held out, and why.
+
+With a few dozen held-out items an accuracy has a standard error of several points, and many candidates have
+the same one. Candidates are therefore compared by a score that moves less by chance: the mean of the accuracy
+and of the probability that is given to the right class, after one temperature per candidate has made these
+probabilities comparable.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,14 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from aniso.errors import NumericalError
 from aniso.experiments.comparison.candidates import Candidate
 from aniso.json_value import JsonObject
 
 MOST_GIVEN_UP = 0.01
-"""Accuracy that is given up at most for a simpler candidate."""
+"""Score that is given up at most for a simpler candidate."""
 ONE_SHOT_HEAD = "lpp"
 """The head that is recommended where nothing can be held out: the best one at one shot in our records."""
 
@@ -49,6 +57,20 @@ class Measured:
         """Share of the held-out items that are classified correctly."""
         return sum(self.right) / len(self.right) if self.right and not self.failure else None
 
+    @cached_property
+    def scores(self) -> tuple[float, ...]:
+        """For every held-out item the mean of being right (1 or 0) and of the right class's probability."""
+        if self.logits is None:
+            return ()
+        labels = torch.tensor(self.labels)
+        given = calibrated(self.logits, labels).gather(1, labels[:, None])[:, 0]
+        return tuple(((given + torch.tensor(self.right)) / 2).tolist())
+
+    @property
+    def score(self) -> float:
+        """The mean of ``scores``, by which candidates are chosen."""
+        return sum(self.scores) / len(self.scores)
+
     @property
     def error(self) -> float | None:
         """Standard error of the accuracy over held-out items."""
@@ -76,6 +98,7 @@ class Measured:
             "select": self.candidate.setting.select,
             "accuracy": self.accuracy,
             "standard_error": self.error,
+            "score": self.score if self.accuracy is not None else None,
             "held_out": len(self.right),
             "seconds": self.seconds,
             "trainable": self.trainable,
@@ -93,33 +116,52 @@ class Recommendation:
     reason: str
 
 
-def difference_error(one: Measured, other: Measured) -> float:
-    """Return the standard error of the difference of two accuracies on the same items.
+def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return probabilities at the temperature that makes the labels most likely.
 
-    Items that both classify correctly, or both wrongly, do not count: what is left is as uncertain as the
-    number of items on which they differ.
+    The likelihood is concave in the inverse temperature, so a search by thirds finds its maximum.
     """
-    count = len(one.right)
-    values = [int(a) - int(b) for a, b in zip(one.right, other.right, strict=True)]
-    mean = sum(values) / count
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / count / count)
+    low, high = -5.0, 5.0  # of the natural logarithm of the inverse temperature
+
+    def loss(place: float) -> float:
+        return float(functional.cross_entropy(logits.double() * math.exp(place), labels))
+
+    for _ in range(60):
+        third = (high - low) / 3
+        if loss(low + third) <= loss(high - third):
+            high -= third
+        else:
+            low += third
+    return (logits.double() * math.exp((low + high) / 2)).softmax(-1)
+
+
+def difference_error(one: Measured, other: Measured) -> float:
+    """Return the standard error of the difference of two scores on the same items.
+
+    Items that both classify alike count little: what is left is as uncertain as the items on which they
+    differ are few.
+    """
+    values = [a - b for a, b in zip(one.scores, other.scores, strict=True)]
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 
 
 def recommend(rows: Sequence[Measured]) -> Recommendation:
     """Return the best candidate, or the simplest one that is as good, with the reason.
 
-    Rows are sorted by simplicity. One is as good as the best if its accuracy is below by no more than the
+    Rows are sorted by simplicity. One is as good as the best if its score is below by no more than the
     standard error of the difference, and by no more than one point.
     """
     known = [row for row in rows if row.accuracy is not None]
-    best = max(known, key=lambda row: (row.accuracy or 0.0, -known.index(row)))
-    equal = [row for row in known if _is_as_good(row, best)]
-    chosen = equal[0]
+    if not known:
+        raise NumericalError("LEARN-NONFINITE", "every candidate failed", fix="look at the notes; lower --lr")
+    best = max(known, key=lambda row: (row.score, -known.index(row)))
+    chosen = next(row for row in known if _is_as_good(row, best))
     words = [_help(chosen, known)]
     if chosen is not best:
+        error = f"standard error {100 * difference_error(best, chosen):.1f}"
         words.append(
-            f"{best.candidate.label} is {_points(best, chosen)} higher, "
-            f"within the standard error of {100 * difference_error(best, chosen):.1f} and at most one point: "
+            f"{best.candidate.label} scores {100 * (best.score - chosen.score):.1f} points more ({error}): "
             "the simpler one is preferred"
         )
     return Recommendation(chosen, "; ".join(words))
@@ -136,8 +178,7 @@ def recommend_for_one_shot(rows: Sequence[Measured]) -> Recommendation:
 
 
 def _is_as_good(row: Measured, best: Measured) -> bool:
-    behind = (best.accuracy or 0.0) - (row.accuracy or 0.0)
-    return behind <= min(difference_error(best, row), MOST_GIVEN_UP) + 1e-12
+    return best.score - row.score <= min(difference_error(best, row), MOST_GIVEN_UP) + 1e-12
 
 
 def _help(chosen: Measured, known: Sequence[Measured]) -> str:
@@ -149,22 +190,15 @@ def _help(chosen: Measured, known: Sequence[Measured]) -> str:
         alone = f"{name} alone" if chosen.candidate.head else "the base as it is"
         if not composed:
             return f"{alone} is best of the candidates"
-        rival = max(composed, key=lambda row: row.accuracy or 0.0)
+        rival = max(composed, key=lambda row: row.score)
         return (
             f"vectors of this bank do not help here: {alone} ({_share(chosen)}; "
             f"the best with vectors, {rival.candidate.label}: {_share(rival)})"
         )
-    rival = max(plain, key=lambda row: row.accuracy or 0.0)
-    if chosen.candidate.uses_vectors:
-        gain = f"vectors of this bank add {_points(chosen, rival)}"
-    else:
-        gain = f"{name} adds {_points(chosen, rival)}"
-    return f"{gain}: {name} ({_share(chosen)}; the best without, {rival.candidate.label}: {_share(rival)})"
+    rival = max(plain, key=lambda row: row.score)
+    who = "vectors of this bank help" if chosen.candidate.uses_vectors else f"{name} helps"
+    return f"{who}: {name} ({_share(chosen)}; the best without, {rival.candidate.label}: {_share(rival)})"
 
 
 def _share(row: Measured) -> str:
     return f"{row.accuracy or 0.0:.1%}"
-
-
-def _points(one: Measured, other: Measured) -> str:
-    return f"{100 * ((one.accuracy or 0.0) - (other.accuracy or 0.0)):.1f} points"
