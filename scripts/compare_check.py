@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--task", action="append", required=True)
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1 and 2")
-    parser.add_argument("--by", choices=BY, default="folds")
+    parser.add_argument("--by", choices=BY, default="auto")
     parser.add_argument("--leave-out", action="append", default=[])
     parser.add_argument("-o", "--out", type=Path, required=True)
     arguments = parser.parse_args()
