@@ -48,7 +48,7 @@ def cell(found: Accuracies, label: str, shots: int) -> str:
     if label == "zero-shot":
         ((_, by_seed),) = [(key, value) for key, value in found.items() if key[0] == label]
     elif (label, shots) not in found:
-        return "–"
+        return "–"  # noqa: RUF001
     else:
         by_seed = found[label, shots]
     means = [mean(tasks.values()) for tasks in by_seed.values()]
@@ -119,7 +119,8 @@ def test_the_page_on_removal_shows_what_was_measured():
         content["control"],
         content["floor"],
         tuple(
-            RemovalRow(**{key: value for key, value in row.items() if key != "kept"}) for row in content["rows"]
+            RemovalRow(**{key: value for key, value in row.items() if key != "kept"})
+            for row in content["rows"]
         ),
     )
     assert list(report.findings) == content["findings"]
