@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pictures
 import pytest
@@ -19,6 +20,7 @@ from aniso.experiments.comparison.candidates import (
 )
 from aniso.experiments.comparison.choice import (
     Measured,
+    adjust,
     difference_error,
     recommend,
     recommend_for_one_shot,
@@ -149,6 +151,36 @@ def test_more_than_a_point_is_not_given_up_however_large_the_error():
     rows = measured({"linear probe": worse, "coefficients": better})
     assert 0.01 < rows[1].score - rows[0].score < difference_error(*rows)
     assert recommend(rows).chosen.candidate.label == "coefficients"
+
+
+def test_scores_are_averaged_with_the_additive_fit_over_methods_and_heads():
+    generator = torch.Generator().manual_seed(2)
+    rows = [
+        Measured(candidate, torch.randn(6, 3, generator=generator), (0, 1, 2) * 2)
+        for candidate in all_candidates()
+    ]
+    table = torch.tensor([row.score for row in rows], dtype=torch.float64).view(2, 4)  # methods by heads
+    fit = table.mean(1, keepdim=True) + table.mean(0, keepdim=True) - table.mean()
+    found = torch.tensor([row.score for row in adjust(rows)], dtype=torch.float64)
+    assert torch.allclose(found, ((table + fit) / 2).flatten(), atol=1e-9)
+
+
+def test_an_additive_table_is_not_changed():
+    """One method is better on every item by as much with every head: here, equal to the other."""
+    logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(3)), (0, 1, 2) * 2
+    rows = [Measured(candidate, logits, labels) for candidate in all_candidates()]
+    assert [row.score for row in adjust(rows)] == pytest.approx([row.score for row in rows])
+
+
+def test_methods_that_failed_or_have_no_heads_keep_their_scores():
+    generator = torch.Generator().manual_seed(4)
+    rows = [
+        Measured(candidate, torch.randn(6, 3, generator=generator), (0, 1, 2) * 2)
+        for candidate in all_candidates(also=("lora",))
+    ]
+    assert adjust(rows)[-1].adjusted == () and adjust(rows)[0].adjusted
+    failed = [replace(row, failure="NaN") if row.candidate.label == "coefficients" else row for row in rows]
+    assert not any(row.adjusted for row in adjust(failed))
 
 
 def test_a_candidate_that_failed_is_never_chosen():

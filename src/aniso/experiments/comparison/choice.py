@@ -3,7 +3,9 @@
 With a few dozen held-out items an accuracy has a standard error of several points, and many candidates have
 the same one. Candidates are therefore compared by a score that moves less by chance: the mean of the accuracy
 and of the probability that is given to the right class, after one temperature per candidate has made these
-probabilities comparable.
+probabilities comparable. The score of a method with a head is then averaged with what the method and the head
+lead to expect on their own (the additive fit to the table of methods by heads): one outlier among a dozen
+candidates, all measured on the same few items, is mostly luck.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Measured:
     test_accuracy: float | None = None
     """Not used for choosing."""
     failure: str = ""
+    adjusted: tuple[float, ...] = ()
+    """``scores`` after ``adjust``, if they were adjusted."""
 
     @cached_property
     def right(self) -> tuple[bool, ...]:
@@ -68,8 +72,13 @@ class Measured:
 
     @property
     def score(self) -> float:
-        """The mean of ``scores``, by which candidates are chosen."""
-        return sum(self.scores) / len(self.scores)
+        """The mean over held-out items, by which candidates are chosen."""
+        return sum(self.compared) / len(self.compared)
+
+    @property
+    def compared(self) -> tuple[float, ...]:
+        """The scores of items that candidates are compared by."""
+        return self.adjusted or self.scores
 
     @property
     def error(self) -> float | None:
@@ -135,13 +144,41 @@ def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.double() * math.exp((low + high) / 2)).softmax(-1)
 
 
+def adjust(rows: Sequence[Measured]) -> list[Measured]:
+    """Average every score with the additive fit over methods and heads: method + head - mean of the table.
+
+    Only methods that were measured with every head, and without one, are in the table; with fewer than two of
+    them, and for all other candidates, scores stay.
+    """
+    heads = [row.candidate.head for row in rows if row.candidate.family == "zero-shot"]
+    families: dict[str, list[Measured]] = {}
+    for row in rows:
+        families.setdefault(row.candidate.family, []).append(row)
+    table = [
+        members
+        for members in families.values()
+        if [row.candidate.head for row in members] == heads and all(r.accuracy is not None for r in members)
+    ]
+    if len(table) < 2:
+        return list(rows)
+    scores = torch.tensor([[row.scores for row in members] for members in table], dtype=torch.float64)
+    fit = scores.mean(1, keepdim=True) + scores.mean(0, keepdim=True) - scores.mean((0, 1))
+    values = ((scores + fit) / 2).tolist()
+    found = {
+        row.candidate.label: tuple(own)
+        for members, of_family in zip(table, values, strict=True)
+        for row, own in zip(members, of_family, strict=True)
+    }
+    return [replace(row, adjusted=found.get(row.candidate.label, ())) for row in rows]
+
+
 def difference_error(one: Measured, other: Measured) -> float:
     """Return the standard error of the difference of two scores on the same items.
 
     Items that both classify alike count little: what is left is as uncertain as the items on which they
     differ are few.
     """
-    values = [a - b for a, b in zip(one.scores, other.scores, strict=True)]
+    values = [a - b for a, b in zip(one.compared, other.compared, strict=True)]
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 

@@ -20,6 +20,7 @@ from aniso.experiments.comparison.candidates import Also, Candidate, candidates,
 from aniso.experiments.comparison.choice import (
     Measured,
     Recommendation,
+    adjust,
     recommend,
     recommend_for_one_shot,
 )
@@ -143,7 +144,7 @@ class Comparison:
         """Measure every candidate on held-out items and recommend one."""
         held_out = self._held_out()
         self._check()
-        rows = self._measured(held_out)
+        rows = adjust(self._measured(held_out))
         made = recommend(rows) if held_out else recommend_for_one_shot(rows)
         notes = [*self._origin.problem.notes]
         notes += [f"warning: {row.candidate.label} failed: {row.failure}" for row in rows if row.failure]
