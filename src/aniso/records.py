@@ -141,6 +141,10 @@ class Metrics(_Part):
 
     accuracy: dict[str, Score] = Field(default_factory=dict)
     zero_shot: dict[str, Share] = Field(default_factory=dict)
+    head_alone: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy of the same head on features of the base."""
+    without_head: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy of what was learned, with class weights in place of the head."""
     reference: dict[str, Share] | None = None
     out_of_domain: dict[str, Score] = Field(default_factory=dict)
     online: dict[str, OnlineScore] = Field(default_factory=dict)

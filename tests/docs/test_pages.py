@@ -126,6 +126,9 @@ def _banks() -> Scope:
 
 
 def _compose() -> Scope:
+    weights = "{filter: attn, value: [0, 0.5]}, {value: 0.25}"
+    merged = f"models: [{{model: org/cars, parameters: {{weight: [{weights}]}}}}]"
+    Path("merge.yml").write_text(f"merge_method: task_arithmetic\nbase_model: org/base\n{merged}\n")
     library.Bank.build("base", _tuned(_clip(Path("base")), cars=1, mnist=2), to="bank")
     for seed, name in enumerate(("a", "b")):
         _adapter(Path("adapters") / name, seed)
@@ -249,6 +252,18 @@ def _test_time() -> Scope:
     return {}
 
 
+def _which_method() -> Scope:
+    _photos()
+    return {}
+
+
+def _removal() -> Scope:
+    shelf = runs.shelf(Path("shelf"))
+    for place, name in ((shelf.model, "BASE"), (shelf.data, "DIR"), (shelf.bank, "bank")):
+        place.rename(name)
+    return {}
+
+
 def _mini() -> Scope:
     pictures.folder(Path("DIR"), {"forest": 10, "river": 10})
     return {}
@@ -270,6 +285,8 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/tasks.md": _tasks,
     "docs/howto/test-time.md": _test_time,
     "docs/howto/texts.md": _texts,
+    "docs/howto/removal.md": _removal,
+    "docs/howto/which-method.md": _which_method,
     "docs/mini.md": _mini,
 }
 

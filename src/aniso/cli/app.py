@@ -13,6 +13,7 @@ from aniso.cli import (
     bake,
     bank,
     coefficients,
+    compare,
     convert,
     demo,
     doctor,
@@ -28,6 +29,7 @@ from aniso.cli import (
     select,
     task,
     vector,
+    verify_removal,
 )
 from aniso.cli.setting_commands import FitGroup, RootGroup, SearchGroup
 
@@ -72,6 +74,7 @@ app.add_typer(
     name="fit",
     no_args_is_help=True,
 )
+app.command("compare")(compare.compare)
 app.command("select")(select.select)
 app.add_typer(
     typer.Typer(cls=SearchGroup, help="Search one scale for all task vectors, without learning."),
@@ -80,6 +83,7 @@ app.add_typer(
 )
 app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
+app.command("verify-removal")(verify_removal.verify_removal)
 app.command("report")(report.report)
 app.add_typer(paper.app, name="paper")
 app.command("align")(align.align)

@@ -19,15 +19,31 @@ app = typer.Typer(help="Coefficients: one number per task vector, block and part
 
 @app.command()
 def make(
-    values: Annotated[list[str], typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")],
     bank: options.Bank,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")
+    ] = None,
+    mergekit: Annotated[
+        Path | None, typer.Option("--mergekit", help="Take the weights of a mergekit file instead.")
+    ] = None,
+    vector: Annotated[
+        list[str] | None,
+        typer.Option("--vector", help="VECTOR=MODEL: the vector of a model of that file; repeatable."),
+    ] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write one coefficient for each vector by hand: task arithmetic, without learning."""
+    """Write coefficients by hand, one for each vector, or from the weights of a mergekit file."""
+    if (not values) == (mergekit is None):
+        raise UsageError("USAGE", "give VECTOR=NUMBER or --mergekit, and only one of them", fix="cars=0.4")
+    if vector and mergekit is None:
+        raise UsageError("USAGE", "--vector applies to --mergekit only", fix="leave out --vector")
+    if mergekit is not None:
+        _make_from_mergekit(mergekit, bank, _pairs(vector), out, overwrite, json)
+        return
     numbers: dict[str, float] = {}
-    for item in values:
+    for item in values or ():
         name, number = _number(item)
         if name in numbers:
             raise UsageError(
@@ -45,6 +61,61 @@ def make(
     made = Coefficients(zeros.index, ordered, zeros.provenance)
     made.save(out, overwrite=overwrite)
     _report(made, json)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A file of coefficients, or the directory of a run.")],
+    to: Annotated[str, typer.Option("--to", help="mergekit: weights for task arithmetic.")] = "mergekit",
+    vector: Annotated[
+        list[str] | None,
+        typer.Option("--vector", help="VECTOR=MODEL: directory or hub id of a vector's model; repeatable."),
+    ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="Directory or hub id of the base.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File; default: print it.")] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write coefficients as a configuration of another program: mergekit."""
+    checks.one_of("--to", to, ("mergekit",))
+    checks.existing_file(file)
+    models = {name: model for model, name in _pairs(vector).items()}
+    from aniso.compose import Coefficients
+    from aniso.experiments.mergekit import export_mergekit
+    from aniso.experiments.run_files import COEFFICIENTS
+    from aniso.weights.atomic import write_text
+
+    text = export_mergekit(Coefficients.load(file / COEFFICIENTS if file.is_dir() else file), models, base)
+    if out is None:
+        show.text(text)
+    else:
+        write_text(out, text, overwrite=overwrite)
+        show.line(f"wrote {out}")
+
+
+def _make_from_mergekit(
+    file: Path, bank: Path, names: dict[str, str], out: Path, overwrite: bool, json: bool
+) -> None:
+    checks.existing_file(file)
+    checks.existing_bank(bank)
+    from aniso.experiments.mergekit import import_mergekit
+
+    found = import_mergekit(file, options.open_bank(bank), names)
+    show.notes(found.notes)
+    found.coefficients.save(out, overwrite=overwrite)
+    _report(found.coefficients, json)
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    """Vectors by model, from VECTOR=MODEL."""
+    out = {}
+    for item in given or ():
+        name, equals, model = item.partition("=")
+        if not (name and equals and model):
+            raise UsageError(
+                "USAGE", f"invalid value '{printable(item)}' for --vector", fix="--vector VECTOR=MODEL"
+            )
+        out[model] = name
+    return out
 
 
 @app.command("show")

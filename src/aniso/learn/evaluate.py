@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.learn.features import FeatureCache, features, iterate_features
+from aniso.learn.features import FeatureCache, ItemFeatures, features, iterate_features
 from aniso.learn.heads import Classifier
 from aniso.learn.predictions import Predictions
 from aniso.learn.unwrap import encoder_of
@@ -84,7 +84,7 @@ def predict(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return the predicted class of every item of a split, in order."""
@@ -101,7 +101,7 @@ def classify(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Predictions:
     """Return the predicted class of every item of a split, in order, with its probability."""
@@ -121,7 +121,7 @@ def iterate_logits(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[Tensor]:
     """Yield the logits of every item of a split, in order, a batch at a time; raises if one is not finite."""
