@@ -91,9 +91,9 @@ def test_processor_and_model_of_transformers_give_the_composition_s_logits(
     )
     torch.testing.assert_close(given["pixel_values"], inputs, **CLOSE)
     with torch.no_grad():
-        torch.testing.assert_close(model(**given).logits_per_image, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(**given).logits_per_image, expected, **CLOSE)
         exact = model(**{**given, "pixel_values": inputs}).logits_per_image
-    torch.testing.assert_close(exact, expected, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(exact, expected, **CLOSE)
 
 
 def test_the_zero_shot_pipeline_gives_the_composition_s_probabilities(
@@ -121,7 +121,7 @@ def test_open_clip_loads_a_directory_with_its_tokenizer(composed: Composition, t
         rows = nn.functional.normalize(model.eval().encode_image(inputs), dim=-1)
         words = nn.functional.normalize(model.encode_text(tokens(WORDS)), dim=-1)
         found = model.logit_scale.exp() * rows @ words.T
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(found, expected, **CLOSE)
     again = load_model(tmp_path / "oc")
     torch.testing.assert_close(again.text_features(WORDS), encoder.text_features(WORDS), **CLOSE)
 
