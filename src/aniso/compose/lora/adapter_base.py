@@ -43,10 +43,12 @@ class AdapterBase:
     """Its directory, if it has one."""
 
     @classmethod
-    def of(cls, blocks: BlockSource) -> Self:
+    def of(cls, blocks: BlockSource, label: str) -> Self:
+        """``label`` is the bank's name of the base, used for a model in memory, which has none of its own."""
         source = blocks.source
-        label = source.label.partition("@")[0] if source.info.revision is not None else source.label
-        return cls(label, source.info.config.architecture, home_of(source))
+        named = source.label if source.files else label
+        name = named.partition("@")[0] if source.info.revision is not None else named
+        return cls(name, source.info.config.architecture, home_of(source))
 
     def settings(self) -> JsonObject:
         """Return the fields of adapter_config.json by which PEFT finds and builds the base."""

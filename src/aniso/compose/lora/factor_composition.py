@@ -199,7 +199,9 @@ class FactorComposition:
                 own = LayerUpdate(b[part.start : part.stop], torch.split(a, pair.rank)[piece])
                 updates[module] = own.oriented(self.base, module, part)
         turned = any(inputs_first(self.base, module) for module in updates)
-        return MergedAdapter(updates, 0.0, turned, AdapterBase.of(self.base), None, self.bank)
+        return MergedAdapter(
+            updates, 0.0, turned, AdapterBase.of(self.base, self.bank.base.label), None, self.bank
+        )
 
 
 def _factor_bank(factors: FactorModel, pairs: Sequence[_FactorPair], bank: Bank) -> Bank:

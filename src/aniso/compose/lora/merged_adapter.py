@@ -205,7 +205,9 @@ def merge_adapters(
         )
     turned = any(inputs_first(blocks, module) for module in updates)
     error = math.sqrt(lost / whole) if whole else 0.0
-    return MergedAdapter(updates, error, turned, AdapterBase.of(blocks), coefficients, chosen)
+    return MergedAdapter(
+        updates, error, turned, AdapterBase.of(blocks, chosen.base.label), coefficients, chosen
+    )
 
 
 _CONV1D_MODELS = ("gpt2", "openaigpt", "imagegpt", "decisiontransformer", "clvp")
