@@ -224,6 +224,18 @@ def test_the_addition_table_of_lite0_is_what_was_recorded():
         )
 
 
+def test_the_readme_says_of_lite0_what_was_recorded():
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    said = {
+        label: _said([mean(r.values()) for r in runs]) for label, runs in _additions("lite0-addition").items()
+    }
+    claim = f"{said['learned anisotropic']} %, against {said['zero-shot']} % zero-shot and "
+    assert f"{claim}{said['own vector for each task']} % for the eight fine-tuned models" in readme
+    others = f"per vector gives {said['learned isotropic']} %, one scale {said['isotropic search']} %"
+    assert others in readme
+    assert f"on the same images {said['fine-tuned on the same data']} %" in readme
+
+
 def test_what_is_said_of_interference_on_lite0_is_what_was_measured():
     text = LITE0.read_text()
     found = json.loads((EXPERIMENTS / "lite0-addition" / "disentanglement.json").read_text())
