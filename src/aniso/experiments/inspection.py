@@ -132,14 +132,14 @@ def _of_head(saved: SavedHead) -> Story:
     names = ", ".join(head.names[:_SHOWN])
     left = f" … {len(head.names) - _SHOWN} more" if len(head.names) > _SHOWN else ""
     lines = [f"head {head.kind} for {len(head.names)} classes: {names}{left}"]
-    told = {key: saved.features[key] for key in ("model", "coefficients") if key in saved.features}
-    lines += [f"trained on features of {key} {value}" for key, value in told.items()]
+    known = {key: saved.features[key] for key in ("model", "coefficients") if key in saved.features}
+    lines += [f"trained on features of {key} {value}" for key, value in known.items()]
     facts: JsonObject = {
         "kind": HEAD_FILE,
         "head": head.kind,
         "classes": [*head.names],
         "parameters": head.count,
-        "features": {**told},
+        "features": {**known},
     }
     return Story(HEAD_FILE, tuple(lines), facts)
 

@@ -88,10 +88,10 @@ def predict(
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return the predicted class of every item of a split, in order."""
-    pieces = iterate_logits(
+    found = classify(
         model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
     )
-    return torch.cat([logits.argmax(-1).cpu() for logits in pieces])
+    return found.labels
 
 
 def classify(
@@ -108,8 +108,9 @@ def classify(
     pieces = iterate_logits(
         model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
     )
-    best = [logits.softmax(-1).max(-1) for logits in pieces]
-    labels, confidence = (torch.cat([one[i].cpu() for one in best]) for i in (1, 0))
+    # classes by logits: of probabilities that round to the same number the first would win
+    best = [(logits.argmax(-1).cpu(), logits.softmax(-1).amax(-1).cpu()) for logits in pieces]
+    labels, confidence = (torch.cat(column) for column in zip(*best, strict=True))
     return Predictions(labels, confidence, split.classes)
 
 
