@@ -26,7 +26,8 @@ from runs import child, until
 from watch import contents
 
 from aniso.cli.run_setting import run_setting
-from aniso.experiments import runner, session, spec
+from aniso.experiments import session, spec
+from aniso.experiments.engines import local
 from aniso.experiments.grid import Grid
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.strict_yaml import read_yaml, validated
@@ -589,7 +590,7 @@ variants:
 def grid(shelf, tmp_path, monkeypatch):
     """``aniso run``'s arguments; cells are forked from this process, so that faults can be put into them."""
     fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(runner.multiprocessing, "get_context", lambda kind: fork)
+    monkeypatch.setattr(local.multiprocessing, "get_context", lambda kind: fork)
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.format(model=shelf.model, bank=shelf.bank))
     return "run", spec, "--data", shelf.data, "--jobs", 2
@@ -621,7 +622,7 @@ REQUIRED = {"schema", "status", "id", "experiment", "label", "spec", "metrics", 
 def test_H13_cells_that_fail_cost_themselves_alone(aniso, grid, tmp_path, monkeypatch):
     faults = {"hangs": lambda: time.sleep(600), "killed": _kill, "broken": _break}
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run_cell", faulty(runner.run_cell, faults))
+        patch.setattr(local, "run_cell", faulty(local.run_cell, faults))
         ran = aniso(*grid, "--timeout", 5)
     assert ran.code == 7, ran.err
     assert "6 cells: 2 recorded, 4 failed" in ran.out
@@ -653,7 +654,7 @@ def test_H13_what_a_retried_cell_died_of_is_what_is_said(aniso, grid, tmp_path, 
     only = ("--only", "killed")
     for fault, reason in ((_break, "a fault of ours"), (_kill, "-9")):
         with monkeypatch.context() as patch:
-            patch.setattr(runner, "run_cell", faulty(runner.run_cell, {"killed": fault}))
+            patch.setattr(local, "run_cell", faulty(local.run_cell, {"killed": fault}))
             ran = aniso(*grid, *only, "--retry-failed")
         assert ran.code == 7
         (path,) = (tmp_path / "records").glob("*.failed.json")
@@ -754,7 +755,7 @@ def test_H13_cells_that_are_interrupted_are_run_again(aniso, grid, tmp_path, mon
     def first() -> None:
         slowly(0.3)
         if when == "before training":
-            runner.run_cell = waiting(runner.run_cell)
+            local.run_cell = waiting(local.run_cell)
 
     def waiting(run_cell):
         def run(cell, *rest):
@@ -836,9 +837,9 @@ def test_H13_a_foreign_file_in_the_place_of_a_record_is_not_taken_for_one(aniso,
     [(None, 1, 8), (None, 3, 2), ("1", 1, 1), ("4", 1, 4), ("4", 4, 2), ("x", 1, 8)],
 )
 def test_H16_cells_share_the_cores_and_heed_omp_num_threads(monkeypatch, given, jobs, threads):
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert runner._threads(jobs) == threads
+    assert local._threads(jobs) == threads

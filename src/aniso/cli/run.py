@@ -32,6 +32,13 @@ def run(
     jobs: Annotated[int, typer.Option(help="Cells run at the same time.", min=1)] = 1,
     workers: options.Workers = 0,
     device: options.Device = None,
+    engine: Annotated[
+        str, typer.Option(help="Where cells run: local, ray (extra 'ray') or slurm (extra 'slurm').")
+    ] = "local",
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option("--engine-option", help="KEY=VALUE, such as gpus=1 or partition=long; may be repeated."),
+    ] = None,
     shard: Annotated[
         str | None,
         typer.Option(help="Run one of N parts of the cells, such as 2/8; for job arrays."),
@@ -58,8 +65,16 @@ def run(
     """Run every cell of an experiment that has no record yet; each writes one JSON record."""
     from aniso.experiments.claims import Claims, parse_shard
     from aniso.experiments.strict_yaml import read_yaml, validated, with_values
+    from aniso.registry import ENGINES
 
+    ENGINES.require(engine, option="--engine")
     in_shard = parse_shard(shard or "1/1")
+    if claim and engine != "local":
+        raise UsageError(
+            "USAGE",
+            f"--claim shares cells between workers, which --engine {engine} does itself",
+            fix="leave out one of the two",
+        )
     if rerun_changed and (claim or shard):
         raise UsageError(
             "USAGE",
@@ -68,6 +83,7 @@ def run(
         )
     document = with_values(read_yaml(spec), set_ or [])
     from aniso.experiments import runner
+    from aniso.experiments.engines import Work, make_engine
     from aniso.experiments.grid import Grid
     from aniso.experiments.spec import Experiment, cells
     from aniso.experiments.worker import CellOptions
@@ -105,11 +121,9 @@ def run(
     claims = Claims(grid.directory, lease) if claim else None
     count = runner.run(
         grid,
-        options=CellOptions(data, workers, device),
-        jobs=jobs,
+        Work(CellOptions(data, workers, device), jobs, timeout, happened),
+        engine=make_engine(engine, engine_option or ()),
         retry_failed=retry_failed,
-        timeout=timeout,
-        happened=happened,
         again=changed,
         sharing=runner.Sharing(claims, waiting) if claim or shard else None,
     )

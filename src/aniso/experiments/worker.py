@@ -42,6 +42,11 @@ class Place:
     def failure(self) -> Path:
         return self.record.with_suffix(FAILED)
 
+    def fresh(self) -> Place:
+        """Remove what the cell died of before, which says nothing about now."""
+        disk.remove(self.failure)
+        return self
+
 
 @final
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> No
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)  # blocked since before it was forked
     _end_with_the_runner()
+    if code := settle(cell, place, options):
+        raise SystemExit(code)
+
+
+def settle(cell: Cell, place: Place, options: CellOptions) -> int:
+    """Record a cell, or why it failed, in any process; returns an exit code."""
     clock = Clock()
     try:
         how = RunOptions(
@@ -89,10 +100,11 @@ def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> No
         if place.states.exists():
             disk.remove(place.states)
     except StoppedError:
-        raise SystemExit(INTERRUPTED) from None
+        return INTERRUPTED
     except Exception as e:
         _write_failure(place.failure, cell, e)
-        raise SystemExit(e.exit_code if isinstance(e, AnisoError) else 1) from None
+        return e.exit_code if isinstance(e, AnisoError) else 1
+    return 0
 
 
 def _carried_out(cell: Cell, how: RunOptions) -> RunResult:
