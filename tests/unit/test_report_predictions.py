@@ -15,8 +15,10 @@ from aniso.experiments.prediction.thumbnails import SIDE, error_items
 from aniso.prediction_files import (
     PredictedItem,
     PredictionHeader,
-    header_lines,
+    first_line,
     item_line,
+    meta_path,
+    meta_text,
     prediction_columns,
 )
 from aniso.record_files import read_record
@@ -47,8 +49,9 @@ def write_run(directory, items=ITEMS, *, record="r1", correct=None, label="coeff
     }
     (directory / "record.json").write_text(json.dumps(content))
     header = PredictionHeader(made_by="t", model="m", record="r1", columns=prediction_columns(label=True))
-    lines = [header_lines(header, "csv"), *(item_line(header, item, "csv") for item in items)]
+    lines = [first_line(header, "csv"), *(item_line(header, item, "csv") for item in items)]
     (directory / "predictions.csv").write_text("".join(lines))
+    meta_path(directory / "predictions.csv").write_text(meta_text(header, "csv"))
     return read_record(directory / "record.json")
 
 

@@ -23,6 +23,7 @@ from aniso.experiments.run_files import (
     HEAD,
     METRICS,
     PREDICTIONS,
+    PREDICTIONS_META,
     RECORD,
     SPEC,
     TENSORBOARD,
@@ -42,7 +43,7 @@ from aniso.weights.temporary import TEMPORARY
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
     *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
-    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES, CLASSES, PREDICTIONS),
+    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
@@ -58,7 +59,7 @@ class RunDirectory:
     def expected(setting: Setting) -> list[str]:
         """What a run leaves behind."""
         head = [HEAD] if setting.head_name is not None else []
-        items = [IMAGES, CLASSES, PREDICTIONS] if isinstance(setting, ImageSetting) else []
+        items = [IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META] if isinstance(setting, ImageSetting) else []
         return [SPEC, *setting.method.outputs(), *head, *items, RECORD]
 
     def require_unchanged(self, record: Record, content: Content) -> None:
