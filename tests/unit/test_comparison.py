@@ -136,21 +136,29 @@ def test_the_error_of_a_difference_is_that_of_the_mean_of_paired_scores():
     assert difference_error(one, other) == pytest.approx(math.sqrt(2 * 0.6**2) / 5, abs=1e-6)
 
 
-def test_a_simpler_candidate_within_the_error_and_a_point_is_preferred():
-    wins = [1] * 600 + [0] * 400
-    rows = measured({"linear probe": [0] * 5 + wins[5:], "coefficients": wins})
-    assert recommend(rows).chosen is rows[1]  # five items differ, all in one direction
-    noisy = [0] * 30 + wins[30:600] + [1] * 26 + [0] * 374
-    made = recommend(measured({"linear probe": noisy, "coefficients": wins}))
-    assert made.chosen.candidate.label == "linear probe" and "simpler one is preferred" in made.reason
+def test_another_candidate_is_chosen_only_if_it_is_better_by_more_than_the_error():
+    linear = [1] * 50 + [0] * 50
+    close = [0] * 5 + [1] * 51 + [0] * 44  # eleven items differ: one more is right
+    rows = measured({"linear probe": linear, "Tip-Adapter": close})
+    assert 0 < rows[1].score - rows[0].score < difference_error(*rows)
+    made = recommend(rows)
+    assert made.chosen is rows[0] and "Tip-Adapter scores" in made.reason
+    assert f"within the standard error ({100 * difference_error(*rows):.1f})" in made.reason
+    clear = recommend(measured({"linear probe": linear, "Tip-Adapter": [1] * 60 + [0] * 40}))
+    assert clear.chosen.candidate.label == "Tip-Adapter" and "standard error" not in clear.reason
 
 
-def test_more_than_a_point_is_not_given_up_however_large_the_error():
-    worse = [0, 0, 1] + [1, 0] * 10
-    better = [1, 1, 0] + [1, 0] * 10
-    rows = measured({"linear probe": worse, "coefficients": better})
-    assert 0.01 < rows[1].score - rows[0].score < difference_error(*rows)
-    assert recommend(rows).chosen.candidate.label == "coefficients"
+def test_the_linear_probe_has_vectors_if_these_score_more_however_little():
+    plain, one_more = [1] * 50 + [0] * 50, [0] * 5 + [1] * 51 + [0] * 44
+    labels = ("linear probe", "coefficients + linear probe")
+    for right, chosen in (((plain, one_more), labels[1]), ((one_more, plain), labels[0])):
+        made = recommend(measured(dict(zip(labels, right, strict=True))))
+        assert made.chosen.candidate.label == chosen
+
+
+def test_without_the_default_the_best_is_chosen():
+    rows = measured({"zero-shot": [0, 0, 0, 1], "LP++": [1, 1, 0, 0]})
+    assert recommend(rows).chosen is rows[1]
 
 
 def test_scores_are_averaged_with_the_additive_fit_over_methods_and_heads():
