@@ -8,8 +8,8 @@ lead to expect on their own (the additive fit to the table of methods by heads):
 candidates, all measured on the same few items, is mostly luck.
 
 What is left of luck is largest where a dozen candidates compete for the best score. Only two compete freely:
-the linear probe with all vectors and without, which are the best ones of either kind in our records. Any other
-candidate has to be better than them by more than the standard error of the difference.
+the linear probe with all vectors and without, which are the best of either kind in our records of texts. Any
+other candidate has to be better than them by more than the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aniso.experiments.comparison.candidates import Candidate
 from aniso.json_value import JsonObject
 
 DEFAULT_HEAD = "linear"
-"""The best head in our records from four shots on, with vectors and without."""
+"""The best head at 4 and 16 shots in our records of texts, with vectors and without."""
 DEFAULT_FAMILIES = ("zero-shot", "coefficients")
 ONE_SHOT_HEAD = "lpp"
 """The head that is recommended where nothing can be held out: the best one at one shot in our records."""
