@@ -29,7 +29,7 @@ nav ul { list-style: none; margin: 0; padding: 0; columns: 18rem; }
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .scroll { overflow-x: auto; margin: .8rem 0; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--faint); padding-bottom: .4rem; }
 th, td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: baseline; overflow-wrap: normal; }
@@ -39,6 +39,7 @@ tbody th { font-weight: 400; min-width: 9rem; }
 td:not(.n) { min-width: 11rem; }
 .scroll tr > th:first-child { position: sticky; left: 0; background: var(--paper); }
 .matrix thead th, .matrix .n { min-width: 2.6rem; padding: .3rem .4rem; text-align: center; }
+.matrix thead th:first-child { text-align: left; }
 .matrix abbr { text-decoration: none; cursor: help; }
 .matrix .zero { color: var(--faint); }
 .n { text-align: right; white-space: nowrap; }
@@ -55,6 +56,7 @@ figcaption b { display: block; color: var(--ink); font-weight: 600; }
 figcaption small { display: block; font-size: .75rem; margin-top: .15rem; }
 pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto; font-size: .85rem;
   overflow-wrap: normal; }
+@media (max-width: 30rem) { th, td { padding: .3rem .45rem; } tbody th { min-width: 7rem; } }
 """
 _SHADES = 8
 _STYLE += "".join(  # style attributes are forbidden by the page's own policy
