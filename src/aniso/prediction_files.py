@@ -2,8 +2,8 @@
 
 ``NAME`` holds items only: a CSV file begins with the names of its columns, JSON lines with the first item.
 Every item is exactly one line, so that a file which was cut short can be continued after its last complete
-line. ``NAME.meta.json`` holds the header, the format and, of a complete file, its sha256: it is written before
-``NAME`` gets its name, so that a file which another process replaced or cut is noticed.
+line. ``NAME.meta.json`` holds the header, the format and, of a complete file, its sha256: it is written
+before ``NAME`` gets its name, so that a file which another process replaced or cut is noticed.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class PredictionFile:
 
     @classmethod
     def open(cls, path: Path) -> PredictionFile:
-        """Read the header; raises DATA-FORMAT if there is none, or if the file is not the one it was made for."""
+        """Read the header; raises DATA-FORMAT if there is none, or if the file has changed since."""
         meta = _read_meta(path)
         start = first_line(meta.header, meta.format).encode()
         try:

@@ -25,6 +25,7 @@ from aniso.experiments.comparison.choice import (
     recommend,
     recommend_for_one_shot,
 )
+from aniso.experiments.comparison.kept_rows import KeptRows
 from aniso.experiments.methods.zero_shot import ZeroShot
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.settings.few_shot import FewShot
@@ -201,6 +202,43 @@ def test_one_shot_has_a_rule_of_its_own():
     rows = [Measured(candidate) for candidate in all_candidates()]
     made = recommend_for_one_shot(rows)
     assert made.chosen.candidate.label == "LP++" and "leaves none to hold out" in made.reason
+
+
+# measurements that are kept
+
+
+def test_a_measurement_is_read_back_and_damage_is_noticed(tmp_path):
+    (row,) = measured({"linear probe": [1, 0, 1]})
+    row = replace(row, seconds=1.5, trainable=7, test_accuracy=0.25)
+    KeptRows(tmp_path / "run", {"a": 1}).write(row, "key")
+    kept = KeptRows(tmp_path / "run", {"a": 1})
+    found = kept.read(row.candidate, "key")
+    assert found is not None and torch.equal(found.logits, row.logits)
+    assert replace(found, logits=None).content() == replace(row, logits=None).content()
+    assert kept.read(row.candidate, "other") is None and (kept.reused, kept.notes) == (1, [])
+    path = tmp_path / "run" / "comparison" / "key.safetensors"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        kept = KeptRows(tmp_path / "run", {"a": 1})
+        assert kept.read(row.candidate, "key") is None
+        assert kept.notes[0].startswith("warning: linear probe is measured again: ")
+
+
+def test_a_failure_is_kept_and_nothing_is_kept_without_a_directory(tmp_path):
+    row = Measured(all_candidates()[0], failure="the loss is NaN")
+    KeptRows(tmp_path, {}).write(row, "key")
+    found = KeptRows(tmp_path, {}).read(row.candidate, "key")
+    assert found is not None and (found.failure, found.accuracy) == ("the loss is NaN", None)
+    nowhere = KeptRows(None, {})
+    nowhere.write(row, "key")
+    assert nowhere.read(row.candidate, "key") is None
+
+
+def test_measurements_of_another_comparison_are_refused(tmp_path, refused):
+    KeptRows(tmp_path, {"shots": 4}).write(Measured(all_candidates()[0]), "key")
+    with refused("RUN-CHANGED", 3, "other options"):
+        KeptRows(tmp_path, {"shots": 8})
 
 
 # folds and features

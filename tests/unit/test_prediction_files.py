@@ -143,7 +143,8 @@ def test_other_files_are_refused(tmp_path, refused, content):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b'{"format": "csv", "sha256": null, "header": 3}', b'{"x": ' * 9000, b"\xff"]
+    "content",
+    [b"", b"{}", b"[1]", b'{"format": "csv", "sha256": null, "header": 3}', b'{"x": ' * 9000, b"\xff"],
 )
 def test_damaged_headers_are_refused(tmp_path, refused, content):
     path = write(tmp_path / "p", header(), [PredictedItem("x", (("cat", 0.5),))], "csv").path

@@ -80,7 +80,12 @@ def compare(
     workers: options.Workers = 0,
     device: options.Device = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Learn the recommended one, as a run directory; after an interruption the same command continues.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Learn the recommended one, as a run directory; the same command continues it.",
+        ),
     ] = None,
     json: show.Json = False,
 ) -> None:

@@ -44,7 +44,17 @@ from aniso.weights.temporary import TEMPORARY
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
     *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
-    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, COMPARISON_ROWS, IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META),
+    *(
+        FAILURE,
+        TENSORBOARD,
+        WANDB,
+        COMPARISON,
+        COMPARISON_ROWS,
+        IMAGES,
+        CLASSES,
+        PREDICTIONS,
+        PREDICTIONS_META,
+    ),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 

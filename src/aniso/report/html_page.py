@@ -175,8 +175,8 @@ def _matrix(table: Table) -> Iterator[str]:
     head = "".join(
         f'<th scope="col"><abbr title="{_text(name)}">{i}</abbr></th>' for i, name in enumerate(names, 1)
     )
-    yield f'<div class="scroll"><table class="matrix"><thead><tr><th>{_text(table.columns[0])}</th>{head}</tr>'
-    yield "</thead><tbody>"
+    yield '<div class="scroll"><table class="matrix">'
+    yield f"<thead><tr><th>{_text(table.columns[0])}</th>{head}</tr></thead><tbody>"
     for i, row in enumerate(table.rows, 1):
         counts = [cell.mean if isinstance(cell, Estimate) else 0.0 for cell in row[1:]]
         total = sum(counts) or 1.0
@@ -189,7 +189,9 @@ def _count(count: float, share: float, *, is_right: bool) -> str:
     """A cell of a matrix, shaded by its share of the row."""
     if not count:
         return '<td class="n zero">·</td>'
-    return f'<td class="n {"right" if is_right else "wrong"}{max(1, round(_SHADES * share))}">{count:,.0f}</td>'
+    return (
+        f'<td class="n {"right" if is_right else "wrong"}{max(1, round(_SHADES * share))}">{count:,.0f}</td>'
+    )
 
 
 def _table(table: Table, heading: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ MOST_BYTES = 4 << 20
 _RECORD = "record.json"
 _MATRIX = 20  # classes of a whole confusion matrix; of more classes, the most frequent confusions are listed
 _PAIRS = 30
-_MATRIX_TEXT = "Items by label (rows) and prediction (columns, by the number of the row), shaded by the share of the row."
+_MATRIX_TEXT = "Items by label (rows) and prediction (columns, numbered as rows), shaded by share of a row."
 
 ErrorItem = bytes | str
 """A thumbnail as JPEG, or a text."""

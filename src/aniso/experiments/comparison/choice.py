@@ -191,8 +191,8 @@ def difference_error(one: Measured, other: Measured) -> float:
 def recommend(rows: Sequence[Measured]) -> Recommendation:
     """Return the default, or the best candidate if it is clearly better, with the reason.
 
-    The default is the linear probe, with all vectors if that scores more. The best candidate is clearly better
-    if its score is above by more than the standard error of the difference.
+    The default is the linear probe, with all vectors if that scores more. The best candidate is clearly
+    better if its score is above by more than the standard error of the difference.
     """
     known = [row for row in rows if row.accuracy is not None]
     if not known:
@@ -203,8 +203,8 @@ def recommend(rows: Sequence[Measured]) -> Recommendation:
     words = [_help(chosen, known)]
     if chosen.score < best.score:
         words.append(
-            f"{best.candidate.label} scores {100 * (best.score - chosen.score):.1f} points more, which is within "
-            f"the standard error ({100 * error:.1f})"
+            f"{best.candidate.label} scores {100 * (best.score - chosen.score):.1f} points more, which is "
+            f"within the standard error ({100 * error:.1f})"
         )
     return Recommendation(chosen, "; ".join(words))
 

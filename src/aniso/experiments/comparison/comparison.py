@@ -352,8 +352,8 @@ def write_winner(
 ) -> tuple[Record, tuple[str, ...]]:
     """Learn the recommended candidate from all shots into a run directory; returns its record and notes.
 
-    The directory is that of ``aniso fit few-shot`` with the same options, and has the comparison beside. A run
-    that was interrupted there is resumed; one that is done is returned, if its files have not changed.
+    The directory is that of ``aniso fit few-shot`` with the same options, and has the comparison beside. A
+    run that was interrupted there is resumed; one that is done is returned, if its files have not changed.
     """
     chosen = result.recommendation.chosen.candidate
     setting, run, clock = as_run(chosen), RunDirectory(directory), Clock()
