@@ -87,11 +87,11 @@ class Section:
     heading: str
     paragraphs: tuple[str, ...] = ()
     table: Table | None = None
-    is_matrix: bool = False
-    """True if the table has a row and a column for every class, which are numbered and shaded."""
     figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
     commands: tuple[str, ...] = ()
     gallery: tuple[GalleryItem, ...] = ()
+    is_matrix: bool = False
+    """True if the table has a row and a column for every class, which are numbered and shaded."""
 
 
 def page(title: str, sections: Sequence[Section]) -> str:

@@ -169,7 +169,8 @@ def prediction_sections(
         classes, confusions = class_table(one), confusion_table(one)
         out.append(Section(classes.title, table=classes))
         is_matrix = len(one.classes) <= _MATRIX
-        out.append(Section(confusions.title, (_MATRIX_TEXT,) if is_matrix else (), confusions, is_matrix))
+        text = (_MATRIX_TEXT,) if is_matrix else ()
+        out.append(Section(confusions.title, text, confusions, is_matrix=is_matrix))
         gallery: list[GalleryItem] = []
         for item in one.errors:
             content = items.get((one.directory, one.task, item.id))
@@ -180,9 +181,9 @@ def prediction_sections(
                 gallery.append(GalleryItem(content, title, f"is {item.label}", item.id))
         if gallery:
             wrong = sum(count for (a, b), count in one.confusion.items() if a != b)
-            text = f"{len(gallery)} of {wrong:,} errors, by the probability of the wrong class."
+            listed = f"{len(gallery)} of {wrong:,} errors, by the probability of the wrong class."
             heading = f"{one.heading}: most confident errors"
-            out.append(Section(heading, (text,), gallery=tuple(gallery)))
+            out.append(Section(heading, (listed,), gallery=tuple(gallery)))
     return out
 
 
