@@ -241,6 +241,16 @@ def test_measurements_of_another_comparison_are_refused(tmp_path, refused):
         KeptRows(tmp_path, {"shots": 8})
 
 
+def test_a_directory_of_something_else_is_refused_and_an_empty_one_is_not(tmp_path, refused):
+    (tmp_path / "comparison").mkdir()  # killed before the first measurement was written
+    KeptRows(tmp_path, {}).write(Measured(all_candidates()[0]), "key")
+    assert KeptRows(tmp_path, {}).read(all_candidates()[0], "key") is not None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "record.json").write_text("{}")
+    with refused("OUT-EXISTS", 2, "no comparison"):
+        KeptRows(tmp_path / "other", {})
+
+
 # folds and features
 
 

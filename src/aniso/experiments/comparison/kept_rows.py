@@ -30,6 +30,7 @@ from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.atomic import make_directory, write_text
 from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import content_checksum, require_checksum
+from aniso.weights.temporary import TEMPORARY
 
 _FORMAT = "aniso comparison row"
 _SCHEMA = 1
@@ -64,7 +65,7 @@ class KeptRows:
     def _require_same(self, run: Path) -> None:
         there = run / COMPARISON_ROWS / SPEC
         if not there.is_file():
-            if (run / SPEC).exists():
+            if any(p.name != COMPARISON_ROWS and not TEMPORARY.fullmatch(p.name) for p in run.iterdir()):
                 raise UsageError(
                     "OUT-EXISTS",
                     f"'{printable(run)}' holds a run that is no comparison",
@@ -99,7 +100,7 @@ class KeptRows:
         path = self._path(key)
         if path is None:
             return
-        if not path.parent.is_dir():
+        if not (path.parent / SPEC).exists():
             make_directory(path.parent)
             write_text(path.parent / SPEC, as_yaml(self._spec), overwrite=True)
         index = _Index(
