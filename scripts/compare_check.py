@@ -6,7 +6,8 @@ the best candidate (the one with the highest mean over seeds) and at most one be
 
     python scripts/compare_check.py --model mini --bank mini --data MINI --task ./cars -o out.json
 
-Finished tasks and seeds are kept in the file and not run again. The task's own vector is left out of the bank
+Finished tasks and seeds are kept in the file and not run again; with ``--keep DIR`` so are the finished
+candidates of a comparison that was interrupted. The task's own vector is left out of the bank
 by its name, as in every few-shot run; ``--leave-out`` leaves out more.
 """
 
@@ -42,11 +43,13 @@ def measured(arguments: argparse.Namespace, task: str, seed: int) -> dict[str, A
     )
     begun = time.monotonic()
     options = ComparisonOptions(by=arguments.by, test=True)
+    name = f"{Path(task).name}-{arguments.shots}-{arguments.by}-{seed}"
     comparison = Comparison(
         setting,
         options,
         RunOptions(data=arguments.data),
         done=lambda where, row: print(f"{task} seed {seed}, {where}: {row.candidate.label}", file=sys.stderr),
+        directory=None if arguments.keep is None else arguments.keep / name,
     )
     content = comparison.run().content()
     return {**content, "seed": seed, "ref": task, "seconds": round(time.monotonic() - begun, 1)}
@@ -88,6 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1 and 2")
     parser.add_argument("--by", choices=BY, default="auto")
     parser.add_argument("--leave-out", action="append", default=[])
+    parser.add_argument("--keep", type=Path, help="a directory for the candidates of unfinished comparisons")
     parser.add_argument("-o", "--out", type=Path, required=True)
     arguments = parser.parse_args()
     found: list[dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.exists() else []

@@ -1,13 +1,15 @@
-"""Files of predictions: CSV or JSON lines, one item per line after a header that names what made them.
+"""Files of predictions: CSV or JSON lines for other programs, and a file beside that names what made them.
 
-The first line of a CSV file is a comment, ``# {...}``, with the header as JSON; the second has the names of
-the columns. In JSON lines the header is the first object, ``{"header": {...}}``. Every item is exactly one
-line, so that a file which was cut short can be continued after its last complete line.
+``NAME`` holds items only: a CSV file begins with the names of its columns, JSON lines with the first item.
+Every item is exactly one line, so that a file which was cut short can be continued after its last complete
+line. ``NAME.meta.json`` holds the header, the format and, of a complete file, its sha256: it is written
+before ``NAME`` gets its name, so that a file which another process replaced or cut is noticed.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,8 @@ from aniso.errors import InputError, printable
 
 FileFormat = Literal["csv", "jsonl"]
 NOT_CALIBRATED = "not calibrated"
-_COMMENT = "# "
+META = ".meta.json"
+"""Ends the name of the file that holds the header of predictions."""
 _LONGEST = 4 << 20  # characters of a line
 
 
@@ -45,6 +48,16 @@ class PredictionHeader(BaseModel):
     def top(self) -> int:
         """How many classes are listed for every item."""
         return sum(name.startswith("probability") for name in self.columns)
+
+
+class _Meta(BaseModel):
+    """The content of ``NAME.meta.json``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: FileFormat
+    sha256: str | None
+    header: PredictionHeader
 
 
 def prediction_columns(
@@ -79,12 +92,19 @@ class PredictedItem:
         return self.ranked[0][1] if self.ranked else 0.0
 
 
-def header_lines(header: PredictionHeader, kind: FileFormat) -> str:
-    """Return the lines before the first item."""
-    content = {name: value for name, value in header.model_dump().items() if value != ""}
-    if kind == "jsonl":
-        return json.dumps({"header": content}) + "\n"
-    return f"{_COMMENT}{json.dumps(content)}\n{_csv(header.columns)}"
+def meta_path(path: Path) -> Path:
+    """Return the file that holds the header of a file of predictions."""
+    return path.with_name(path.name + META)
+
+
+def meta_text(header: PredictionHeader, kind: FileFormat, sha256: str | None = None) -> str:
+    """Return the content of ``NAME.meta.json``; ``sha256`` is that of a file to which nothing is added."""
+    return _Meta(format=kind, sha256=sha256, header=header).model_dump_json(indent=1) + "\n"
+
+
+def first_line(header: PredictionHeader, kind: FileFormat) -> str:
+    """Return what precedes the first item: in CSV the names of the columns."""
+    return _csv(header.columns) if kind == "csv" else ""
 
 
 def item_line(header: PredictionHeader, item: PredictedItem, kind: FileFormat) -> str:
@@ -124,29 +144,25 @@ class PredictionFile:
     header: PredictionHeader
     kind: FileFormat
     length: int = field(repr=False)
-    """Bytes of the header."""
+    """Bytes before the first item."""
 
     @classmethod
     def open(cls, path: Path) -> PredictionFile:
-        """Read the header; raises DATA-FORMAT if the file is no complete file of predictions."""
+        """Read the header; raises DATA-FORMAT if there is none, or if the file has changed since."""
+        meta = _read_meta(path)
+        start = first_line(meta.header, meta.format).encode()
         try:
-            with path.open("rb") as lines:
-                first = lines.readline(_LONGEST).decode()
-                kind: FileFormat = "csv" if first.startswith(_COMMENT) else "jsonl"
-                second = lines.readline(_LONGEST).decode() if kind == "csv" else ""
+            with path.open("rb") as file:
+                found = file.read(len(start))
+                file.seek(0)
+                same = meta.sha256 in (None, hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as e:
             raise _bad(path, e.strerror or str(e)) from None
-        except UnicodeDecodeError:
-            raise _bad(path, "no UTF-8") from None
-        try:
-            content = json.loads(first.removeprefix(_COMMENT) if kind == "csv" else first)
-            found = content if kind == "csv" else content["header"]
-            header = PredictionHeader.model_validate(found)
-        except (ValueError, ValidationError, TypeError, KeyError, RecursionError):
-            raise _bad(path, printable(first, 80) or "an empty file") from None
-        if not first.endswith("\n") or (kind == "csv" and second != _csv(header.columns)):
-            raise _bad(path, printable(second, 80) or "no line of columns")
-        return cls(path, header, kind, len((first + second).encode()))
+        if found != start:
+            raise _bad(path, printable(found.decode(errors="replace"), 80) or "an empty file")
+        if not same:
+            raise _bad(path, f"another content than when {meta_path(path).name} was written")
+        return cls(path, meta.header, meta.format, len(start))
 
     def items(self) -> Iterator[PredictedItem]:
         """Yield the items in order; an incomplete last line is left out."""
@@ -181,11 +197,22 @@ class PredictionFile:
         return PredictedItem(ranked=tuple(pairs), **known)
 
 
+def _read_meta(path: Path) -> _Meta:
+    place = meta_path(path)
+    try:
+        with place.open("rb") as file:
+            return _Meta.model_validate_json(file.read(_LONGEST))
+    except OSError as e:
+        raise _bad(path, f"{printable(place.name)}: {e.strerror or e}") from None
+    except ValidationError:
+        raise _bad(path, f"{printable(place.name)} is no header of predictions") from None
+
+
 def _bad(path: Path, found: str) -> InputError:
     return InputError(
         "DATA-FORMAT",
         f"'{printable(path)}' is no file of predictions",
         found=found,
-        expected="what aniso predict, aniso eval --predictions or aniso fit wrote",
+        expected=f"what aniso predict, aniso eval --predictions or aniso fit wrote, with {META} beside",
         fix="remove the file, or name another one",
     )

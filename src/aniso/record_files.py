@@ -15,11 +15,12 @@ from typing import final
 from pydantic import ValidationError
 
 from aniso.errors import InputError, UsageError, printable
+from aniso.prediction_files import META
 from aniso.records import SCHEMA, Record
 
 RECORDS = "records.jsonl"
 FAILED = ".failed.json"
-_BESIDE = ("failure.json", "adapter_config.json", "classes.json")
+_BESIDE = ("failure.json", "adapter_config.json", "classes.json", "comparison.json")
 _LARGEST = 1 << 30  # bytes of a file
 _LONGEST = 64 << 20  # bytes of a record
 
@@ -111,10 +112,10 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_beside(path: Path, root: Path) -> bool:
-    """True for what runs leave beside records: reasons of failures, adapters, classes, lists of images."""
+    """True for what runs leave beside records: failures, adapters, classes, lists of images, comparisons."""
     words = path.relative_to(root).parts
     hidden = any(word.startswith(".") for word in words) or "images" in words[:-1]
-    return hidden or path.name.endswith(FAILED) or path.name in _BESIDE
+    return hidden or path.name.endswith((FAILED, META)) or path.name in _BESIDE
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record]]:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from aniso.experiments.comparison.candidates import RULE
-from aniso.experiments.comparison.choice import ONE_SHOT_HEAD
+from aniso.experiments.comparison.choice import DEFAULT_FAMILIES, DEFAULT_HEAD, ONE_SHOT_HEAD
 from aniso.experiments.removal import RemovalReport, RemovalRow
 from aniso.record_files import RecordStore
 
@@ -97,6 +98,48 @@ def test_the_rule_for_one_shot_is_the_best_head_in_both_experiments():
         found = accuracies(experiment)
         best = mean(by_task(found, "LP++", 1).values())
         assert all(best > mean(by_task(found, label, 1).values()) for label in others), experiment
+
+
+def test_the_default_is_the_best_candidate_from_four_shots_on_in_the_records_of_texts():
+    assert (DEFAULT_HEAD, DEFAULT_FAMILIES) == ("linear", ("zero-shot", "coefficients"))
+    found = accuracies("minilm-few-shot")
+    for shots in (4, 16):
+        means = {label: mean(by_task(found, label, shots).values()) for label, k in found if k == shots}
+        alone = {label: value for label, value in means.items() if not label.startswith("learned")}
+        assert max(means, key=means.__getitem__) == "learned anisotropic + linear probe"
+        assert max(alone, key=alone.__getitem__) == "linear probe"
+
+
+# choices checked on the test split
+
+
+def checked(path: Path) -> list[str]:
+    """Rows of the page: what was chosen, the best candidate and the linear probe, as means over seeds."""
+    by_task: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in json.loads(path.read_text()):
+        words = "validation split" if one["chosen_by"].startswith("the validation") else "folds"
+        by_task.setdefault((one["task"], words), []).append(one)
+    out = []
+    for (task, words), found in by_task.items():
+        tests: dict[str, list[float]] = {}
+        for one in found:
+            for row in one["candidates"]:
+                tests.setdefault(row["label"], []).append(100 * row["test_accuracy"])
+        means = {label: mean(values) for label, values in tests.items()}
+        chosen = [tests[one["chosen"]][i] for i, one in enumerate(found)]
+        best = max(means, key=means.__getitem__)
+        numbers = f"{mean(chosen):.1f} | {means[best]:.1f} ({best}) | {means['linear probe']:.1f}"
+        verdict = "yes" if mean(chosen) >= max(means[best], means["linear probe"]) - 1 else "no"
+        out.append(f"| {task} | {words} | {len(found)} | {numbers} | {verdict} |")
+    return out
+
+
+def test_what_is_said_of_choices_is_what_was_measured():
+    text = PAGE.read_text()
+    rows = checked(ROOT / "experiments/compare/mini.json")
+    assert rows
+    for row in rows:
+        assert row in text, row
 
 
 def test_the_selection_rule_is_the_best_one_by_gradient_for_few_vectors():

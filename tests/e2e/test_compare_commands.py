@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import pytest
 import runs
 import sentences
+from PIL import Image
 
+from aniso.cli import main
 from aniso.errors import NumericalError
+from aniso.experiments.comparison.comparison import Comparison
 from aniso.experiments.methods.coefficients import LearnedCoefficients
+from aniso.experiments.run_directory import RunDirectory
 from aniso.vectors import Bank
 
 QUICK = ("--epochs", 1, "--batch-size", 4, "--min-steps-per-epoch", 2)
@@ -140,6 +145,110 @@ def test_a_directory_that_exists_is_refused_at_once(aniso, given, tmp_path):
     (tmp_path / "taken" / "file").write_text("")
     ran = aniso(*given, "-o", tmp_path / "taken")
     assert ran.code == 2 and "OUT-EXISTS" in ran.err and "fold 1" not in ran.err
+
+
+# interrupted
+
+
+class Killed(BaseException):
+    """Ends a command where the process would have died."""
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts measurements, and ends the process before the one that is set."""
+    real, seen = Comparison._measure, {"count": 0, "end": None}
+
+    def measure(self, *given):
+        if seen["count"] == seen["end"]:
+            raise Killed
+        seen["count"] += 1
+        return real(self, *given)
+
+    monkeypatch.setattr(Comparison, "_measure", measure)
+    return seen
+
+
+def without_seconds(said):
+    rows = [{**row, "seconds": None} for row in said["candidates"]]
+    notes = [note for note in said["notes"] if "reused" not in note]
+    return {**said, "candidates": rows, "notes": notes, "record": None}
+
+
+def test_finished_candidates_of_an_interrupted_comparison_are_reused(done, given, tmp_path, counted):
+    """Killed between any two, also within those that share what is learned: the result is the same."""
+    words = (*given, "--folds", 2, "--test", "-o")
+    whole = done(*words, tmp_path / "whole")
+    total = counted["count"]
+    assert total == 3 * len(whole["candidates"])
+    for end in (1, 6, total // 2, total - 1):
+        out = tmp_path / f"killed{end}"
+        counted.update(count=0, end=end)
+        with pytest.raises(Killed):
+            main([str(word) for word in (*words, out)])
+        assert [path.name for path in out.iterdir()] == ["comparison"]
+        assert len([*(out / "comparison").glob("*.safetensors")]) == end
+        counted.update(count=0, end=None)
+        again = done(*words, out)
+        assert counted["count"] == total - end
+        assert without_seconds(again) == without_seconds(whole)
+        assert any(note.startswith(f"{end} measurements") for note in again["notes"])
+
+
+def test_a_winner_that_was_interrupted_is_resumed_and_a_finished_one_is_shown(
+    done, given, tmp_path, counted, monkeypatch
+):
+    words = (*given, "--folds", 2, "-o", tmp_path / "out")
+
+    def dies(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(RunDirectory, "finish", dies)
+        main([str(word) for word in words])
+    first = counted["count"]
+    made = done(*words)
+    assert counted["count"] == first and (tmp_path / "out" / "record.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.json")}
+    assert without_seconds(done(*words)) == without_seconds(made) and counted["count"] == first
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_other_options_damage_and_changed_images_are_noticed(aniso, done, given, shelf, tmp_path, counted):
+    data = tmp_path / "photos"
+    shutil.copytree(shelf.data / "photos", data)
+    words = [data if word == shelf.data / "photos" else word for word in given]
+    words += ["--by", "folds", "--folds", 2, "-o", tmp_path / "out"]
+    counted["end"] = 9
+    with pytest.raises(Killed):
+        main([str(word) for word in words])
+    ran = aniso(*words, "--lr", 0.5)
+    assert (ran.code, "RUN-CHANGED" in ran.err, "lr" in ran.err) == (3, True, True)
+    rows = sorted((tmp_path / "out" / "comparison").glob("*.safetensors"))
+    rows[0].write_bytes(rows[0].read_bytes()[:-1] + b"\x7f")
+    counted.update(count=0, end=1)
+    with pytest.raises(Killed):  # the damaged one, then the tenth
+        main([str(word) for word in words])
+    for path in data.rglob("*.png"):
+        with Image.open(path) as image:
+            darker = image.point(lambda value: value // 2)
+        darker.save(path)
+    counted.update(count=0, end=None)
+    total = 2 * len(done(*words)["candidates"])
+    assert counted["count"] == total
+
+
+def test_a_run_that_is_no_comparison_is_refused(aniso, done, given, shelf, tmp_path):
+    base = ("fit", "few-shot", "--model", shelf.model, "--task", shelf.data / "photos")
+    done(*base, "--shots", 2, "--method", "none", "-o", tmp_path / "run")
+    ran = aniso(*given, "-o", tmp_path / "run")
+    assert (ran.code, "OUT-EXISTS" in ran.err, "fold 1" in ran.err) == (2, True, False)
+
+
+def test_the_directory_of_a_comparison_can_be_reported(aniso, done, given, tmp_path):
+    done(*given, "--folds", 2, "-o", tmp_path / "out")
+    ran = aniso("report", tmp_path / "out", "-o", tmp_path / "page", "--no-figures")
+    assert ran.code == 0, ran.err
 
 
 def test_texts_are_compared_alike(done, tmp_path):

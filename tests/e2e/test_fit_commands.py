@@ -40,6 +40,7 @@ def test_few_shot_on_a_folder_with_nothing_but_class_names(aniso, shelf, tmp_pat
         "images",
         "metrics.jsonl",
         "predictions.csv",
+        "predictions.csv.meta.json",
         "record.json",
         "spec.yaml",
     ]

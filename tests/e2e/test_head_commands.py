@@ -67,6 +67,7 @@ def test_a_head_is_saved_and_measures_the_same_afterwards(
         "images",
         "metrics.jsonl",
         "predictions.csv",
+        "predictions.csv.meta.json",
         "record.json",
         "spec.yaml",
     ]
@@ -160,7 +161,8 @@ def test_a_head_alone_needs_no_bank(done: Done, aniso: Aniso, shelf: runs.Shelf,
     said = done("fit", "few-shot", *given, "-o", out)
     assert "bank" not in said["inputs"] and said["coefficients"] is None
     assert sorted(path.name for path in out.iterdir()) == [
-        "classes.json", "head.safetensors", "images", "predictions.csv", "record.json", "spec.yaml",
+        "classes.json", "head.safetensors", "images", "predictions.csv",
+        "predictions.csv.meta.json", "record.json", "spec.yaml",
     ]  # fmt: skip
     (again,) = done("eval", shelf.model, "--task", photos, "--head", out / "head.safetensors")
     assert again["correct"] == said["metrics"]["accuracy"]["photos"]["correct"]

@@ -21,10 +21,12 @@ import sentences
 
 from aniso.cli import main
 from aniso.data import load_task
+from aniso.errors import InputError
 from aniso.experiments.prediction import output, run
 from aniso.learn import evaluate
 from aniso.models import load_model
-from aniso.prediction_files import PredictedItem, PredictionFile
+from aniso.prediction_files import PredictedItem, PredictionFile, meta_path, meta_text
+from aniso.weights.append import AppendedFile
 
 Aniso = Callable[..., Any]
 Done = Callable[..., Any]
@@ -161,10 +163,10 @@ def test_prompts_replace_those_of_classes_and_of_a_task(
     aniso: Aniso, shelf: runs.Shelf, learned: Path, photos: Path
 ) -> None:
     prompt = ("--prompt", "a school bus and {}", "--format", "csv")
-    usual = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars").out.splitlines()[1:]
-    task = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars", *prompt).out.splitlines()[1:]
+    usual = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars").out.splitlines()
+    task = aniso("predict", shelf.model, photos, "--task", shelf.data / "cars", *prompt).out.splitlines()
     names = ("--classes", "blue", "--classes", "red")
-    named = aniso("predict", shelf.model, photos, *names, *prompt).out.splitlines()[1:]
+    named = aniso("predict", shelf.model, photos, *names, *prompt).out.splitlines()
     assert named == task != usual and len(task) == 13
     ran = aniso("predict", learned, photos, *prompt)
     assert ran.code == 2 and "no effect with a head" in ran.err
@@ -211,20 +213,18 @@ def test_a_run_whose_data_are_gone_says_that_it_is_not_calibrated(
 def test_lines_on_standard_output_are_csv_or_json(aniso: Aniso, learned: Path, photos: Path) -> None:
     ran = aniso("predict", learned, photos / "red", "--top", 2)
     assert ran.code == 0 and "probabilities: " in ran.err
-    first, *table = ran.out.splitlines()
-    assert json.loads(first.removeprefix("# "))["made_by"] == "aniso predict"
-    found = list(csv.DictReader(io.StringIO("\n".join(table))))
+    found = list(csv.DictReader(io.StringIO(ran.out), strict=True))
     assert len(found) == 6 and {row["prediction"] for row in found} <= {"red", "blue"}
     for row in found:
         assert float(row["probability"]) + float(row["probability_2"]) == pytest.approx(1, abs=1e-5)
     ran = aniso("predict", learned, photos / "red", "--json")
     lines = [json.loads(line) for line in ran.out.splitlines()]
-    assert [line["prediction"] for line in lines[1:]] == [row["prediction"] for row in found]
+    assert [line["prediction"] for line in lines] == [row["prediction"] for row in found]
 
 
 def test_more_classes_than_there_are_are_all_of_them(aniso: Aniso, learned: Path, photos: Path) -> None:
     ran = aniso("predict", learned, photos / "red" / "0.png", "--top", 9, "--json")
-    assert len(json.loads(ran.out.splitlines()[1])["predictions"]) == 2
+    assert len(json.loads(ran.out)["predictions"]) == 2
 
 
 def test_a_terminal_gets_a_table_that_fits(learned: Path, photos: Path) -> None:
@@ -261,16 +261,20 @@ def test_an_interrupted_call_is_continued_to_the_same_bytes(
     out = tmp_path / "p.csv"
     given = ("predict", learned, photos, "-o", out)
     done(*given)
-    whole = out.read_bytes()
+    whole, meta = out.read_bytes(), meta_path(out).read_text()
     partial = tmp_path / "p.csv.partial"
-    out.unlink()
+    header = PredictionFile.open(out).header
+    for path in (out, meta_path(out)):
+        path.unlink()
     start = whole.index(b"probability\n") + len(b"probability\n")
     for size in (0, 10, start - 1, start, start + 5, len(whole) // 2, len(whole) - 1, len(whole)):
         partial.write_bytes(whole[:size])
+        if size >= start:  # it is written before the first byte
+            meta_path(partial).write_text(meta_text(header, "csv"))
         complete = whole[start:size].count(b"\n")
         assert done(*given)["continued_from"] == complete
-        assert out.read_bytes() == whole
-        assert not partial.exists()
+        assert (out.read_bytes(), meta_path(out).read_text()) == (whole, meta)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "p.csv.meta.json"]
         out.unlink()
     real = output.FileOutput.write
 
@@ -286,6 +290,43 @@ def test_an_interrupted_call_is_continued_to_the_same_bytes(
     monkeypatch.setattr(output.FileOutput, "write", real)
     assert done(*given)["continued_from"] == 7
     assert out.read_bytes() == whole
+
+
+def test_a_kill_between_header_and_file_is_mended_by_the_same_command(
+    done: Done,
+    aniso: Aniso,
+    shelf: runs.Shelf,
+    learned: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new header is there, and the old rows: they are not taken for rows of the new model."""
+    out = tmp_path / "p.csv"
+    done("predict", learned, photos, "-o", out)
+    given = ("predict", shelf.model, photos, "--task", shelf.data / "cars", "-o", out)
+
+    def dies(_: AppendedFile) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(AppendedFile, "finish", dies)
+        main([str(word) for word in (*given, "--overwrite")])
+    with pytest.raises(InputError, match="another content"):
+        PredictionFile.open(out)
+    assert done(*given)["continued_from"] == 12
+    assert len(rows(out)) == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "p.csv.meta.json"]
+
+
+def test_predictions_that_were_edited_are_not_continued(
+    done: Done, aniso: Aniso, learned: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.csv"
+    done("predict", learned, photos, "-o", out)
+    out.write_text(out.read_text().replace("red,", "blue,"))
+    ran = aniso("predict", learned, photos, "-o", out)
+    assert (ran.code, "OUT-EXISTS" in ran.err, "--overwrite" in ran.err) == (2, True, True)
 
 
 def test_a_complete_file_is_left_as_it_is_and_grows_with_its_folder(
@@ -323,7 +364,7 @@ def test_predictions_of_another_model_are_not_continued(
     ran = aniso("predict", learned, photos, "-o", tmp_path / "notes.csv")
     assert (ran.code, "OUT-EXISTS" in ran.err) == (2, True)
     assert (tmp_path / "notes.csv").read_text() == "mine\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.csv", "p.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.csv", "p.csv", "p.csv.meta.json"]
 
 
 # unreadable images
@@ -354,9 +395,9 @@ def test_an_unreadable_image_is_an_error_that_names_it_and_can_be_skipped(
     assert [name for name, prediction in found.items() if not prediction] == ["2.png", "4.png"]
     assert len(found) == 6
     lines = aniso("predict", learned, damaged, "--json", "--on-bad-image", "skip", "--workers", 1).out
-    errors = [json.loads(line).get("error") for line in lines.splitlines()[1:]]
+    errors = [json.loads(line).get("error") for line in lines.splitlines()]
     assert [error is not None for error in errors] == [False, False, True, False, True, False]
-    again = [json.loads(line).get("prediction") for line in lines.splitlines()[1:]]
+    again = [json.loads(line).get("prediction") for line in lines.splitlines()]
     assert [name or "" for name in again] == list(found.values())
 
 
@@ -367,7 +408,7 @@ def test_a_missing_file_of_a_list_counts_as_unreadable(
     ran = aniso("predict", learned, tmp_path / "list.txt")
     assert ran.code == 3 and "nope.png" in ran.err
     ran = aniso("predict", learned, tmp_path / "list.txt", "--on-bad-image", "skip")
-    assert ran.code == 0 and ran.out.count("\n") == 4
+    assert ran.code == 0 and ran.out.count("\n") == 3
 
 
 # texts

@@ -684,6 +684,7 @@ def test_coefficients_are_learned_without_gradients(done: Done, shelf: runs.Shel
         "coefficients.safetensors",
         "images",
         "predictions.csv",
+        "predictions.csv.meta.json",
         "record.json",
         "spec.yaml",
     ]

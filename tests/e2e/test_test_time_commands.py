@@ -90,6 +90,7 @@ def test_a_task_is_adapted_to_and_what_was_learned_measures_the_same_afterwards(
         "images",
         "metrics.jsonl",
         "predictions.csv",
+        "predictions.csv.meta.json",
         "record.json",
         "spec.yaml",
     ]
@@ -117,7 +118,7 @@ def test_layer_norms_are_trained_without_a_bank_and_load_back(
     assert ran.code == 0, ran.err
     assert "layer norms" in ran.out and "128 trained" in ran.out  # those before and after all layers
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    own = {"classes.json", "predictions.csv"}
+    own = {"classes.json", "predictions.csv", "predictions.csv.meta.json"}
     assert names == {"weights.safetensors", "metrics.jsonl", "record.json", "spec.yaml", "images"} | own
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["coefficients"] is None and "bank" not in record["inputs"]

@@ -67,6 +67,18 @@ def test_tables_of_paths(tmp_path, suffix):
     assert found.captions == (("a cat, asleep", "another cat"), ("a dog",))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_rows_that_a_table_holds_out_are_not_read(tmp_path, suffix):
+    write_images(tmp_path, "a.png", "b.png", "c.png")
+    rows = [("a.png", "a cat", "train"), ("b.png", "a dog", "test"), ("c.png", "a cow", "validation")]
+    path, names = tmp_path / f"pairs.{suffix}", ("image", "caption", "split")
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    else:
+        path.write_text("".join(";".join(row) + "\n" for row in (names, *rows)))
+    assert read_captions(path).captions == (("a cat",),)
+
+
 def test_a_classification_data_set_gets_prompts_as_captions(tmp_path):
     write_images(tmp_path / "pets", "train/cat/1.png", "train/cat/2.png", "train/dog_breed/1.png")
     found = read_captions(tmp_path / "pets")

@@ -25,6 +25,7 @@ from aniso.experiments.comparison.choice import (
     recommend,
     recommend_for_one_shot,
 )
+from aniso.experiments.comparison.kept_rows import KeptRows
 from aniso.experiments.methods.zero_shot import ZeroShot
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.settings.few_shot import FewShot
@@ -136,21 +137,29 @@ def test_the_error_of_a_difference_is_that_of_the_mean_of_paired_scores():
     assert difference_error(one, other) == pytest.approx(math.sqrt(2 * 0.6**2) / 5, abs=1e-6)
 
 
-def test_a_simpler_candidate_within_the_error_and_a_point_is_preferred():
-    wins = [1] * 600 + [0] * 400
-    rows = measured({"linear probe": [0] * 5 + wins[5:], "coefficients": wins})
-    assert recommend(rows).chosen is rows[1]  # five items differ, all in one direction
-    noisy = [0] * 30 + wins[30:600] + [1] * 26 + [0] * 374
-    made = recommend(measured({"linear probe": noisy, "coefficients": wins}))
-    assert made.chosen.candidate.label == "linear probe" and "simpler one is preferred" in made.reason
+def test_another_candidate_is_chosen_only_if_it_is_better_by_more_than_the_error():
+    linear = [1] * 50 + [0] * 50
+    close = [0] * 5 + [1] * 51 + [0] * 44  # eleven items differ: one more is right
+    rows = measured({"linear probe": linear, "Tip-Adapter": close})
+    assert 0 < rows[1].score - rows[0].score < difference_error(*rows)
+    made = recommend(rows)
+    assert made.chosen is rows[0] and "Tip-Adapter scores" in made.reason
+    assert f"within the standard error ({100 * difference_error(*rows):.1f})" in made.reason
+    clear = recommend(measured({"linear probe": linear, "Tip-Adapter": [1] * 60 + [0] * 40}))
+    assert clear.chosen.candidate.label == "Tip-Adapter" and "standard error" not in clear.reason
 
 
-def test_more_than_a_point_is_not_given_up_however_large_the_error():
-    worse = [0, 0, 1] + [1, 0] * 10
-    better = [1, 1, 0] + [1, 0] * 10
-    rows = measured({"linear probe": worse, "coefficients": better})
-    assert 0.01 < rows[1].score - rows[0].score < difference_error(*rows)
-    assert recommend(rows).chosen.candidate.label == "coefficients"
+def test_the_linear_probe_has_vectors_if_these_score_more_however_little():
+    plain, one_more = [1] * 50 + [0] * 50, [0] * 5 + [1] * 51 + [0] * 44
+    labels = ("linear probe", "coefficients + linear probe")
+    for right, chosen in (((plain, one_more), labels[1]), ((one_more, plain), labels[0])):
+        made = recommend(measured(dict(zip(labels, right, strict=True))))
+        assert made.chosen.candidate.label == chosen
+
+
+def test_without_the_default_the_best_is_chosen():
+    rows = measured({"zero-shot": [0, 0, 0, 1], "LP++": [1, 1, 0, 0]})
+    assert recommend(rows).chosen is rows[1]
 
 
 def test_scores_are_averaged_with_the_additive_fit_over_methods_and_heads():
@@ -193,6 +202,53 @@ def test_one_shot_has_a_rule_of_its_own():
     rows = [Measured(candidate) for candidate in all_candidates()]
     made = recommend_for_one_shot(rows)
     assert made.chosen.candidate.label == "LP++" and "leaves none to hold out" in made.reason
+
+
+# measurements that are kept
+
+
+def test_a_measurement_is_read_back_and_damage_is_noticed(tmp_path):
+    (row,) = measured({"linear probe": [1, 0, 1]})
+    row = replace(row, seconds=1.5, trainable=7, test_accuracy=0.25)
+    KeptRows(tmp_path / "run", {"a": 1}).write(row, "key")
+    kept = KeptRows(tmp_path / "run", {"a": 1})
+    found = kept.read(row.candidate, "key")
+    assert found is not None and torch.equal(found.logits, row.logits)
+    assert replace(found, logits=None).content() == replace(row, logits=None).content()
+    assert kept.read(row.candidate, "other") is None and (kept.reused, kept.notes) == (1, [])
+    path = tmp_path / "run" / "comparison" / "key.safetensors"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        kept = KeptRows(tmp_path / "run", {"a": 1})
+        assert kept.read(row.candidate, "key") is None
+        assert kept.notes[0].startswith("warning: linear probe is measured again: ")
+
+
+def test_a_failure_is_kept_and_nothing_is_kept_without_a_directory(tmp_path):
+    row = Measured(all_candidates()[0], failure="the loss is NaN")
+    KeptRows(tmp_path, {}).write(row, "key")
+    found = KeptRows(tmp_path, {}).read(row.candidate, "key")
+    assert found is not None and (found.failure, found.accuracy) == ("the loss is NaN", None)
+    nowhere = KeptRows(None, {})
+    nowhere.write(row, "key")
+    assert nowhere.read(row.candidate, "key") is None
+
+
+def test_measurements_of_another_comparison_are_refused(tmp_path, refused):
+    KeptRows(tmp_path, {"shots": 4}).write(Measured(all_candidates()[0]), "key")
+    with refused("RUN-CHANGED", 3, "other options"):
+        KeptRows(tmp_path, {"shots": 8})
+
+
+def test_a_directory_of_something_else_is_refused_and_an_empty_one_is_not(tmp_path, refused):
+    (tmp_path / "comparison").mkdir()  # killed before the first measurement was written
+    KeptRows(tmp_path, {}).write(Measured(all_candidates()[0]), "key")
+    assert KeptRows(tmp_path, {}).read(all_candidates()[0], "key") is not None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "record.json").write_text("{}")
+    with refused("OUT-EXISTS", 2, "no comparison"):
+        KeptRows(tmp_path / "other", {})
 
 
 # folds and features

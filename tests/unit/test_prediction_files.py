@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 
 import pytest
 
@@ -11,8 +13,10 @@ from aniso.prediction_files import (
     PredictedItem,
     PredictionFile,
     PredictionHeader,
-    header_lines,
+    first_line,
     item_line,
+    meta_path,
+    meta_text,
     prediction_columns,
 )
 
@@ -32,8 +36,9 @@ def header(**columns):
 
 
 def write(path, head, items, kind):
-    lines = [header_lines(head, kind), *(item_line(head, item, kind) for item in items)]
+    lines = [first_line(head, kind), *(item_line(head, item, kind) for item in items)]
     path.write_bytes("".join(lines).encode())
+    meta_path(path).write_text(meta_text(head, kind))
     return PredictionFile.open(path)
 
 
@@ -53,7 +58,7 @@ def test_items_are_read_back_in_order_one_line_each(tmp_path, kind):
     file = write(tmp_path / "p", head, items, kind)
     assert (file.header, file.kind, file.header.top) == (head, kind, 2)
     lines = (tmp_path / "p").read_bytes().count(b"\n")
-    assert lines == len(items) + (2 if kind == "csv" else 1)
+    assert lines == len(items) + (1 if kind == "csv" else 0)
     shown = csv_text if kind == "csv" else str
     read = list(file.items())
     assert [item.id for item in read] == [shown(name) for name in HOSTILE]
@@ -64,11 +69,25 @@ def test_items_are_read_back_in_order_one_line_each(tmp_path, kind):
     }
 
 
-def test_a_csv_file_without_its_first_line_is_a_plain_table(tmp_path):
-    write(tmp_path / "p.csv", header(), [PredictedItem("a.png", (("cat", 0.5),))], "csv")
-    with (tmp_path / "p.csv").open() as file:
-        next(file)
-        assert list(csv.DictReader(file)) == [{"id": "a.png", "prediction": "cat", "probability": "0.5"}]
+def test_a_csv_file_is_a_plain_table_of_items(tmp_path):
+    items = [PredictedItem('a,"b".png', (("cat", 0.5),)), PredictedItem("c.png", (("dog", 1.0),))]
+    write(tmp_path / "p.csv", header(), items, "csv")
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "id,prediction,probability"
+    with (tmp_path / "p.csv").open(newline="") as file:
+        assert list(csv.DictReader(file, strict=True)) == [
+            {"id": 'a,"b".png', "prediction": "cat", "probability": "0.5"},
+            {"id": "c.png", "prediction": "dog", "probability": "1"},
+        ]
+
+
+def test_json_lines_hold_items_only(tmp_path):
+    write(tmp_path / "p", header(), [PredictedItem("a.png", (("cat", 0.5),))], "jsonl")
+    (line,) = (tmp_path / "p").read_text().splitlines()
+    assert json.loads(line) == {
+        "id": "a.png",
+        "prediction": "cat",
+        "predictions": [{"class": "cat", "probability": 0.5}],
+    }
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -84,14 +103,14 @@ def test_an_unreadable_item_has_a_row_without_a_prediction(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_the_header_says_whether_probabilities_are_calibrated(kind):
-    assert '"calibration": "not calibrated"' in header_lines(header(), kind)
+    assert json.loads(meta_text(header(), kind))["header"]["calibration"] == "not calibrated"
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_an_incomplete_last_line_is_left_out(tmp_path, kind):
     items = [PredictedItem(f"{i}.png", (("cat", 0.5),)) for i in range(3)]
     whole = write(tmp_path / "p", header(), items, kind).path.read_bytes()
-    start = len(header_lines(header(), kind).encode())
+    start = len(first_line(header(), kind).encode())
     for size in range(start, len(whole) + 1):
         (tmp_path / "p").write_bytes(whole[:size])
         found = list(PredictionFile.open(tmp_path / "p").items())
@@ -102,14 +121,36 @@ def test_an_incomplete_last_line_is_left_out(tmp_path, kind):
             PredictionFile.open(tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"id,prediction\n", b"# {}\nid\n", b'{"header": 3}\n', b'{"x": ' * 9000, b"\xff\n", b"# [1]\nid\n"],
-)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_complete_file_that_was_changed_is_refused(tmp_path, refused, kind):
+    path = write(tmp_path / "p", header(), [PredictedItem("x", (("cat", 0.5),))], kind).path
+    whole = path.read_bytes()
+    meta_path(path).write_text(meta_text(header(), kind, hashlib.sha256(whole).hexdigest()))
+    assert len(list(PredictionFile.open(path).items())) == 1
+    path.write_bytes(whole.replace(b"cat", b"dog"))
+    with refused("DATA-FORMAT", 3, "another content than when p.meta.json was written"):
+        PredictionFile.open(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"mine\n", b"\xff\n", b"id,prediction\n"])
 def test_other_files_are_refused(tmp_path, refused, content):
     (tmp_path / "p").write_bytes(content)
+    with refused("DATA-FORMAT", 3, "p.meta.json: No such file"):
+        PredictionFile.open(tmp_path / "p")
+    meta_path(tmp_path / "p").write_text(meta_text(header(), "csv"))
     with refused("DATA-FORMAT", 3, "no file of predictions"):
         PredictionFile.open(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1]", b'{"format": "csv", "sha256": null, "header": 3}', b'{"x": ' * 9000, b"\xff"],
+)
+def test_damaged_headers_are_refused(tmp_path, refused, content):
+    path = write(tmp_path / "p", header(), [PredictedItem("x", (("cat", 0.5),))], "csv").path
+    meta_path(path).write_bytes(content)
+    with refused("DATA-FORMAT", 3, "p.meta.json is no header"):
+        PredictionFile.open(path)
 
 
 @pytest.mark.parametrize("row", [b"a\n", b"a,cat,much\n", b'"a,cat,0.5\n', b"\xff,cat,0.5\n", b"a,b,1,2\n"])

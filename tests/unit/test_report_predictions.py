@@ -15,8 +15,10 @@ from aniso.experiments.prediction.thumbnails import SIDE, error_items
 from aniso.prediction_files import (
     PredictedItem,
     PredictionHeader,
-    header_lines,
+    first_line,
     item_line,
+    meta_path,
+    meta_text,
     prediction_columns,
 )
 from aniso.record_files import read_record
@@ -47,8 +49,9 @@ def write_run(directory, items=ITEMS, *, record="r1", correct=None, label="coeff
     }
     (directory / "record.json").write_text(json.dumps(content))
     header = PredictionHeader(made_by="t", model="m", record="r1", columns=prediction_columns(label=True))
-    lines = [header_lines(header, "csv"), *(item_line(header, item, "csv") for item in items)]
+    lines = [first_line(header, "csv"), *(item_line(header, item, "csv") for item in items)]
     (directory / "predictions.csv").write_text("".join(lines))
+    meta_path(directory / "predictions.csv").write_text(meta_text(header, "csv"))
     return read_record(directory / "record.json")
 
 
@@ -104,7 +107,32 @@ def test_the_page_shows_counts_and_errors_as_plain_text(tmp_path):
     assert page.count("data:image/jpeg;base64,") == 1
     assert "<script" not in page and "&lt;script&gt;" in page and "<b>bird" not in page
     assert {"classes-run-pets.csv", "confusion-run-pets.md"} <= files.keys()
-    assert "dog 80%: b1" in files["report.md"].decode()
+    assert "dog 80% (is cat): b1" in files["report.md"].decode()
+
+
+def test_a_confusion_matrix_is_numbered_and_shaded_by_the_share_of_its_row(tmp_path):
+    record = write_run(tmp_path / "run")
+    found, _ = run_predictions([tmp_path], [record])
+    page = build([record], figures=False, predictions=found, errors={})["index.html"].decode()
+    head, *rows = re.findall(r"<tr>.*?</tr>", page[page.index('class="matrix"') :], re.DOTALL)[:4]
+    assert re.findall(r'<abbr title="([^"]*)">(\d)</abbr>', head) == [
+        *(("cat", "1"), ("dog", "2"), ("&lt;b&gt;bird", "3"))
+    ]
+    cells = [re.findall(r'<td class="n (\w+)">([^<]*)</td>', row) for row in rows]
+    assert cells == [
+        [("right5", "3"), ("wrong3", "2"), ("zero", "·")],  # 3 and 2 of 5 items, in eighths
+        [("zero", "·"), ("right4", "1"), ("wrong4", "1")],
+        [("zero", "·")] * 3,
+    ]
+    assert 'style="' not in page  # the policy of the page forbids it
+    assert all(f".{name}5 {{" in page for name in ("right", "wrong"))
+
+
+def test_a_title_that_repeats_the_heading_is_shown_once(tmp_path):
+    record = write_run(tmp_path / "run")
+    found, _ = run_predictions([tmp_path], [record])
+    page = build([record], figures=False, predictions=found, errors={})["index.html"].decode()
+    assert page.count("run: pets: accuracy by class, %") == 2  # in the list of contents, and as a heading
 
 
 def test_images_of_a_page_are_bounded(tmp_path):

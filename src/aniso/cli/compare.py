@@ -80,7 +80,12 @@ def compare(
     workers: options.Workers = 0,
     device: options.Device = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Learn the recommended one, as a run directory.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Learn the recommended one, as a run directory; the same command continues it.",
+        ),
     ] = None,
     json: show.Json = False,
 ) -> None:
@@ -102,11 +107,11 @@ def compare(
     from aniso.experiments.run_directory import RunDirectory
 
     if out is not None:
-        RunDirectory(out).require_usable(setting, resume=False)
+        RunDirectory(out).require_ours()
     how = ComparisonOptions(schedule, by, folds, budget, chosen_also, test)  # type: ignore[arg-type]
     with show.item_progress() as progress:
         run_options = RunOptions(data=data, workers=workers, device=device, progress=progress)
-        comparison = Comparison(setting, how, run_options, done=_Printer())
+        comparison = Comparison(setting, how, run_options, done=_Printer(), directory=out)
         result = comparison.run()
     show.notes(result.notes)
     if not json:

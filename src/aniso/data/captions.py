@@ -6,26 +6,24 @@ prompt ``{}``, and the caption of every image as its label.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 from aniso.classes import TEXT_PROMPTS, ClassList
 from aniso.data import sampling
 from aniso.data.images import FileImages
 from aniso.data.items import Items
 from aniso.data.readers import read, recognise
+from aniso.data.readers.csv_table import SUFFIXES, column_names, table_rows
 from aniso.data.readers.naming import first_few, known_part, part_of_file, some
 from aniso.data.readers.parquet import read_column, read_keys, row_groups
 from aniso.data.readers.parquet_images import OpenTable, ParquetImages, format_error
 from aniso.data.readers.safe_paths import Below
-from aniso.data.readers.texts import read_lines, read_text
+from aniso.data.readers.texts import read_objects
 from aniso.data.splits import Labelled
 from aniso.errors import InputError, UsageError, printable
-from aniso.weights.jsontext import JsonError, parse_object
 
 CAPTIONS = ("captions", "caption", "text", "title")
 IMAGES = ("image", "path", "file", "filename", "filepath", "file_name")
@@ -122,7 +120,8 @@ def read_captions(path: str | Path, part: str = "train") -> CaptionedImages:
     """Read images with captions: a table with a column of captions, or any classification data set.
 
     A table is a Parquet file with images inside, or CSV, TSV or JSON lines with image paths relative to it; a
-    directory may hold one per part, of which ``part`` is read. Of a classification data set, a class has one
+    directory may hold one per part, of which ``part`` is read. Rows whose column ``split`` says that they are
+    held out are not read. Of a classification data set, a class has one
     of its prompts as caption, drawn by its name.
     """
     path = Path(path)
@@ -169,24 +168,10 @@ def _header(path: Path) -> list[str]:
     if kind == ".parquet":
         with OpenTable(str(path)) as file:
             return list(file.schema_arrow.names)
-    if kind in (".csv", ".tsv"):
-        rows = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=_delimiter(path))
-        return [cell.strip() for cell in next(rows, [])]
-    line, where = next(iter(read_lines(path)), ("{}", ""))
-    return list(_fields(line, where))
-
-
-def _delimiter(path: Path) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else ","
-
-
-def _fields(line: str, where: str) -> dict[str, Any]:
-    try:
-        return dict(parse_object(line.encode()))
-    except JsonError as e:
-        raise InputError(
-            "DATA-TEXT", f"{where} is not a JSON object", reason=printable(e), fix="correct the line"
-        ) from None
+    if kind in SUFFIXES:
+        return column_names(path)
+    fields, _ = next(read_objects(path), ({}, ""))
+    return list(fields)
 
 
 def _column(path: Path, names: Sequence[str], usual: Sequence[str]) -> str:
@@ -207,7 +192,7 @@ def _read_table(path: Path) -> CaptionedImages:
     name = path.resolve().parent.name if known_part(part_of_file(path.name)) else path.stem
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, name)
-    rows = _csv_rows(path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(path)
+    rows = _csv_rows(path) if path.suffix.lower() in SUFFIXES else _json_rows(path)
     below = Below(path.parent)
     files: dict[str, list[str]] = {}
     places: dict[str, str] = {}
@@ -224,36 +209,27 @@ _Row = tuple[str, list[str], str]
 
 
 def _csv_rows(path: Path) -> list[_Row]:
-    names = _header(path)
-    image, caption = (names.index(_column(path, names, usual)) for usual in (IMAGES, CAPTIONS))
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=_delimiter(path), strict=True)
-    rows: list[_Row] = []
-    try:
-        next(reader)
-        for cells in reader:
-            where = f"{printable(path)} line {reader.line_num}"
-            if cells and len(cells) != len(names):
-                raise format_error(path, f"{where}: {len(cells)} cells", f"{len(names)} cells")
-            if cells:
-                rows.append((cells[image].strip(), [cells[caption]], where))
-    except csv.Error as e:
-        raise format_error(path, f"line {reader.line_num}: {printable(e)}", "a table") from None
-    return rows
+    """Read a table as one of images with labels, which are captions here; held-out rows are left out."""
+    names = column_names(path)
+    columns = {"path": _column(path, names, IMAGES), "label": _column(path, names, CAPTIONS)}
+    rows, _ = table_rows(path, "train", columns)
+    return [(row.item, [row.label], row.where) for row in rows if row.part not in _HELD_OUT]
 
 
 def _json_rows(path: Path) -> list[_Row]:
     rows: list[_Row] = []
-    for line, where in read_lines(path):
-        fields = _fields(line, where)
+    for fields, where in read_objects(path):
         image, caption = (fields[_column(path, list(fields), usual)] for usual in (IMAGES, CAPTIONS))
         captions = [caption] if isinstance(caption, str) else caption
         if not isinstance(image, str) or not _are_texts(captions):
-            raise format_error(path, f"{where}: {printable(line[:80])}", '{"image": "…", "caption": "…"}')
-        rows.append((image, captions, where))
+            raise format_error(path, f"{where}: {printable(fields, 80)}", '{"image": "…", "caption": "…"}')
+        split = fields.get("split")
+        if not isinstance(split, str) or known_part(split) not in _HELD_OUT:
+            rows.append((image, captions, where))
     return rows
 
 
-def _are_texts(value: object) -> bool:
+def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 

@@ -19,10 +19,12 @@ from aniso.experiments.run_files import (
     CLASSES,
     COEFFICIENTS,
     COMPARISON,
+    COMPARISON_ROWS,
     FAILURE,
     HEAD,
     METRICS,
     PREDICTIONS,
+    PREDICTIONS_META,
     RECORD,
     SPEC,
     TENSORBOARD,
@@ -42,7 +44,17 @@ from aniso.weights.temporary import TEMPORARY
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
     *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
-    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES, CLASSES, PREDICTIONS),
+    *(
+        FAILURE,
+        TENSORBOARD,
+        WANDB,
+        COMPARISON,
+        COMPARISON_ROWS,
+        IMAGES,
+        CLASSES,
+        PREDICTIONS,
+        PREDICTIONS_META,
+    ),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
@@ -58,7 +70,7 @@ class RunDirectory:
     def expected(setting: Setting) -> list[str]:
         """What a run leaves behind."""
         head = [HEAD] if setting.head_name is not None else []
-        items = [IMAGES, CLASSES, PREDICTIONS] if isinstance(setting, ImageSetting) else []
+        items = [IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META] if isinstance(setting, ImageSetting) else []
         return [SPEC, *setting.method.outputs(), *head, *items, RECORD]
 
     def require_unchanged(self, record: Record, content: Content) -> None:
@@ -89,21 +101,33 @@ class RunDirectory:
 
     def require_usable(self, setting: Setting, *, resume: bool) -> None:
         """What would fail after an hour fails now."""
+        there = self.require_ours()
+        if there and not resume:
+            raise UsageError(
+                "OUT-EXISTS",
+                f"'{printable(self.path)}' holds a run already",
+                found=printable(", ".join(there[:6])),
+                fix="add --resume to go on with it, or name another",
+            )
+        if resume and there:
+            self._require_same(setting)
+
+    def require_ours(self) -> list[str]:
+        """Return the names of what is there; raises if any is no file of a run, or nothing can be written."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("OUT-EXISTS", f"'{printable(self.path)}' is a file", fix="name a directory")
         require_space(self.path, 1 << 20)
         there = sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
         there = [name for name in there if not TEMPORARY.fullmatch(name)]  # a write that was cut short
         foreign = [name for name in there if not _OURS.fullmatch(name)]
-        if foreign or (there and not resume):
+        if foreign:
             raise UsageError(
                 "OUT-EXISTS",
-                f"'{printable(self.path)}' holds {'other files' if foreign else 'a run already'}",
-                found=printable(", ".join((foreign or there)[:6])),
-                fix="name a new directory" if foreign else "add --resume to go on with it, or name another",
+                f"'{printable(self.path)}' holds other files",
+                found=printable(", ".join(foreign[:6])),
+                fix="name a new directory",
             )
-        if resume and there:
-            self._require_same(setting)
+        return there
 
     def forget(self, failure: BaseException) -> None:
         """Leave nothing of a run that failed before there was anything to go on from.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aniso.errors import InputError, printable
+from aniso.prediction_files import META
 
 if TYPE_CHECKING:
     from aniso.records import Record
@@ -19,10 +20,12 @@ HEAD = "head.safetensors"
 ADAPTER = "adapter"
 FAILURE = "failure.json"
 COMPARISON = "comparison.json"
+COMPARISON_ROWS = "comparison"
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
 CLASSES = "classes.json"
 PREDICTIONS = "predictions.csv"
+PREDICTIONS_META = f"{PREDICTIONS}{META}"
 
 
 def file_of(path: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aniso.errors import printable
-from aniso.report.tables import Table, shown
+from aniso.report.tables import Estimate, Table, shown
 
 _PNG = b"\x89PNG"
 
@@ -29,34 +29,55 @@ nav ul { list-style: none; margin: 0; padding: 0; columns: 18rem; }
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .scroll { overflow-x: auto; margin: .8rem 0; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--faint); padding-bottom: .4rem; }
 th, td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: baseline; overflow-wrap: normal; }
 th { font-weight: 600; min-width: 4.5rem; }
 thead th { border-bottom-width: 2px; vertical-align: bottom; }
 tbody th { font-weight: 400; min-width: 9rem; }
+td:not(.n) { min-width: 11rem; }
+.scroll tr > th:first-child { position: sticky; left: 0; background: var(--paper); }
+.matrix thead th, .matrix .n { min-width: 2.6rem; padding: .3rem .4rem; text-align: center; }
+.matrix thead th:first-child { text-align: left; }
+.matrix abbr { text-decoration: none; cursor: help; }
+.matrix .zero { color: var(--faint); }
 .n { text-align: right; white-space: nowrap; }
 thead .n { white-space: normal; }
 .notes { color: var(--faint); font-size: .85rem; padding-left: 1.1rem; margin: .4rem 0; max-width: 50rem; }
 figure { margin: 1rem 0; }
 img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; }
-.gallery figure { margin: 0; }
+.gallery figure { margin: 0; min-width: 0; }
 .gallery img { width: 96px; }
 .gallery blockquote { margin: 0; font-size: .85rem; }
-figcaption { color: var(--faint); font-size: .85rem; margin-top: .3rem; }
+figcaption { color: var(--faint); font-size: .85rem; line-height: 1.4; margin-top: .3rem; }
+figcaption b { display: block; color: var(--ink); font-weight: 600; }
+figcaption small { display: block; font-size: .75rem; margin-top: .15rem; }
 pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto; font-size: .85rem;
   overflow-wrap: normal; }
+@media (max-width: 30rem) { th, td { padding: .3rem .45rem; } tbody th { min-width: 7rem; } }
 """
+_SHADES = 8
+_STYLE += "".join(  # style attributes are forbidden by the page's own policy
+    f".right{i} {{ background: rgba(0, 114, 178, {0.55 * i / _SHADES:.3f}); }}\n"
+    f".wrong{i} {{ background: rgba(213, 94, 0, {0.55 * i / _SHADES:.3f}); }}\n"
+    for i in range(1, _SHADES + 1)
+)
 
 
 @dataclass(frozen=True)
 class GalleryItem:
-    """A thumbnail as JPEG, or a text, and its caption."""
+    """A thumbnail as JPEG, or a text, and its caption: what it was taken for, what it is, and its name."""
 
     content: bytes | str
-    caption: str
+    title: str
+    detail: str
+    name: str
+
+    @property
+    def caption(self) -> str:
+        return f"{self.title} ({self.detail}): {self.name}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,8 @@ class Section:
     figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
     commands: tuple[str, ...] = ()
     gallery: tuple[GalleryItem, ...] = ()
+    is_matrix: bool = False
+    """True if the table has a row and a column for every class, which are numbered and shaded."""
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -112,7 +135,7 @@ def _section(number: int, section: Section) -> Iterator[str]:
     yield f'<section id="s{number}">\n<h2>{_text(section.heading)}</h2>'
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
     if section.table is not None:
-        yield from _table(section.table)
+        yield from _matrix(section.table) if section.is_matrix else _table(section.table, section.heading)
     yield from (_figure(image, caption or section.heading, caption) for image, caption in section.figures)
     if section.gallery:
         yield f'<div class="gallery">{"".join(map(_gallery_item, section.gallery))}</div>'
@@ -132,7 +155,8 @@ def _figure(image: bytes, alternative: str, caption: str) -> str:
 
 
 def _gallery_item(item: GalleryItem) -> str:
-    caption = f"<figcaption>{_text(item.caption)}</figcaption>"
+    words = f"<b>{_text(item.title)}</b>{_text(item.detail)}<small>{_text(item.name)}</small>"
+    caption = f"<figcaption>{words}</figcaption>"
     if isinstance(item.content, str):
         return f"<figure><blockquote>{_text(item.content)}</blockquote>{caption}</figure>"
     data = base64.b64encode(item.content).decode()
@@ -145,12 +169,38 @@ def _pixels(png: bytes) -> int:
     return int.from_bytes(png[16:20])
 
 
-def _table(table: Table) -> Iterator[str]:
+def _matrix(table: Table) -> Iterator[str]:
+    """A table of counts, rows by columns of the same names: columns have the numbers of rows."""
+    names = table.columns[1:]
+    head = "".join(
+        f'<th scope="col"><abbr title="{_text(name)}">{i}</abbr></th>' for i, name in enumerate(names, 1)
+    )
+    yield '<div class="scroll"><table class="matrix">'
+    yield f"<thead><tr><th>{_text(table.columns[0])}</th>{head}</tr></thead><tbody>"
+    for i, row in enumerate(table.rows, 1):
+        counts = [cell.mean if isinstance(cell, Estimate) else 0.0 for cell in row[1:]]
+        total = sum(counts) or 1.0
+        cells = (_count(n, n / total, is_right=i == j) for j, n in enumerate(counts, 1))
+        yield f'<tr><th scope="row">{i} {_text(shown(row[0]))}</th>{"".join(cells)}</tr>'
+    yield "</tbody></table></div>"
+
+
+def _count(count: float, share: float, *, is_right: bool) -> str:
+    """A cell of a matrix, shaded by its share of the row."""
+    if not count:
+        return '<td class="n zero">·</td>'
+    return (
+        f'<td class="n {"right" if is_right else "wrong"}{max(1, round(_SHADES * share))}">{count:,.0f}</td>'
+    )
+
+
+def _table(table: Table, heading: str) -> Iterator[str]:
     classes = [' class="n"' if number else "" for number in table.numeric]
     head = "".join(
         f'<th scope="col"{c}>{_text(name)}</th>' for name, c in zip(table.columns, classes, strict=True)
     )
-    yield f'<div class="scroll"><table><caption>{_text(table.title)}</caption>'
+    caption = "" if table.title == heading else f"<caption>{_text(table.title)}</caption>"
+    yield f'<div class="scroll"><table>{caption}'
     yield f"<thead><tr>{head}</tr></thead><tbody>"
     for row in table.rows:
         first = f'<th scope="row">{_text(shown(row[0]))}</th>'

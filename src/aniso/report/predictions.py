@@ -24,6 +24,7 @@ MOST_BYTES = 4 << 20
 _RECORD = "record.json"
 _MATRIX = 20  # classes of a whole confusion matrix; of more classes, the most frequent confusions are listed
 _PAIRS = 30
+_MATRIX_TEXT = "Items by label (rows) and prediction (columns, numbered as rows), shaded by share of a row."
 
 ErrorItem = bytes | str
 """A thumbnail as JPEG, or a text."""
@@ -142,7 +143,7 @@ def confusion_table(found: TaskPredictions) -> Table:
             (label, *(Estimate(found.confusion.get((label, p), 0), digits=0) for p in names))
             for label in names
         ]
-        title = f"{found.heading}: confusion matrix, items by label (rows) and prediction (columns)"
+        title = f"{found.heading}: confusion matrix"
         return Table(title, ("label", *names), tuple(rows))
     wrong = Counter({pair: count for pair, count in found.confusion.items() if pair[0] != pair[1]})
     pairs = tuple((a, b, Estimate(count, digits=0)) for (a, b), count in wrong.most_common(_PAIRS))
@@ -165,20 +166,24 @@ def prediction_sections(
     out: list[Section] = []
     room = MOST_BYTES
     for one in found:
-        out += [Section(t.title, table=t) for t in (class_table(one), confusion_table(one))]
+        classes, confusions = class_table(one), confusion_table(one)
+        out.append(Section(classes.title, table=classes))
+        is_matrix = len(one.classes) <= _MATRIX
+        text = (_MATRIX_TEXT,) if is_matrix else ()
+        out.append(Section(confusions.title, text, confusions, is_matrix=is_matrix))
         gallery: list[GalleryItem] = []
         for item in one.errors:
             content = items.get((one.directory, one.task, item.id))
             size = len(content) if isinstance(content, bytes) else 0
             if content is not None and size <= room:
                 room -= size
-                caption = f"{item.label} → {item.prediction} {item.probability:.0%}: {item.id}"
-                gallery.append(GalleryItem(content, caption))
+                title = f"{item.prediction} {item.probability:.0%}"
+                gallery.append(GalleryItem(content, title, f"is {item.label}", item.id))
         if gallery:
             wrong = sum(count for (a, b), count in one.confusion.items() if a != b)
-            text = f"{len(gallery)} of {wrong:,} errors, by the probability of the wrong class."
+            listed = f"{len(gallery)} of {wrong:,} errors, by the probability of the wrong class."
             heading = f"{one.heading}: most confident errors"
-            out.append(Section(heading, (text,), gallery=tuple(gallery)))
+            out.append(Section(heading, (listed,), gallery=tuple(gallery)))
     return out
 
 

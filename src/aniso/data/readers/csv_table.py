@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -156,13 +156,23 @@ def _row(cells: Sequence[str], where: str, columns: TableColumns, part: str) -> 
     return TableRow(cells[columns.item].strip(), cells[columns.label].strip(), part, where)
 
 
-def _columns(file: Path, header: str, settings: Mapping[str, object], item: str) -> TableColumns | None:
+def column_names(file: Path) -> list[str]:
+    """Return the names in a table's first line."""
+    header = next(iter(read_text(file)[: 1 << 16].splitlines()), "")
+    return max((names for _, names in _headers(file, header)), key=len, default=[])
+
+
+def _headers(file: Path, header: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names in a header for every delimiter that tables may have."""
     for delimiter in ("\t",) if file.suffix.lower() == ".tsv" else (",", ";", "\t"):
         try:
-            cells = next(csv.reader([header], delimiter=delimiter), [])
+            yield delimiter, [cell.strip() for cell in next(csv.reader([header], delimiter=delimiter), [])]
         except csv.Error:
             continue
-        names = [cell.strip() for cell in cells]
+
+
+def _columns(file: Path, header: str, settings: Mapping[str, object], item: str) -> TableColumns | None:
+    for delimiter, names in _headers(file, header):
         place = _find(names, settings, item, ITEM_COLUMNS[item])
         label = _find(names, settings, "label", LABELS)
         split = _find(names, settings, "split", ("split",))

@@ -17,7 +17,7 @@ from aniso.data.readers.naming import first_few, in_order, known_part, some
 from aniso.data.readers.parquet import read_column, read_keys, read_labels, schema_names
 from aniso.data.readers.parquet_images import OpenTable, format_error
 from aniso.data.readers.shards import require_filled, shards
-from aniso.data.readers.texts import ClassCard, read_class_card, read_lines
+from aniso.data.readers.texts import ClassCard, read_class_card, read_objects
 from aniso.errors import AnisoError, InputError, printable
 from aniso.item_files import ITEM_COLUMNS
 from aniso.registry import READERS
@@ -174,13 +174,7 @@ def _csv(file: Path, part: str, settings: Mapping[str, object]) -> list[TableRow
 def _lines(file: Path, part: str, settings: Mapping[str, object]) -> list[TableRow]:
     """Read JSON lines, each an object with a text, a label and, if wanted, a split."""
     rows = []
-    for line, where in read_lines(file):
-        try:
-            fields = parse_object(line.encode())
-        except JsonError as e:
-            raise InputError(
-                "DATA-TEXT", f"{where} is not a JSON object", reason=printable(e), fix="correct the line"
-            ) from None
+    for fields, where in read_objects(file):
         text, label = (fields[_column(file, list(fields), settings, key)] for key in ("text", "label"))
         if not isinstance(text, str) or not isinstance(label, str | int):
             raise InputError(

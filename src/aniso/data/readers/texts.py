@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def read_lines(path: Path) -> list[tuple[str, str]]:
     lines = read_text(path).split("\n")
     label = printable(path)
     return [(line.strip(), f"{label} line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_objects(path: Path) -> Iterator[tuple[JsonObject, str]]:
+    """Yield the object of every line of JSON lines, with its file and number for messages."""
+    for line, where in read_lines(path):
+        try:
+            yield parse_object(line.encode()), where
+        except JsonError as e:
+            raise InputError(
+                "DATA-TEXT", f"{where} is not a JSON object", reason=printable(e), fix="correct the line"
+            ) from None
 
 
 def read_json(path: Path, largest: int = _LARGEST) -> JsonObject:

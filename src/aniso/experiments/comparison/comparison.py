@@ -24,6 +24,8 @@ from aniso.experiments.comparison.choice import (
     recommend,
     recommend_for_one_shot,
 )
+from aniso.experiments.comparison.kept_rows import KeptRows, row_key, splits_key
+from aniso.experiments.content import Content
 from aniso.experiments.head_fitting import check_head, class_weights
 from aniso.experiments.problem import require_split
 from aniso.experiments.record import Clock, record
@@ -60,6 +62,11 @@ class ComparisonOptions:
     also: tuple[Also, ...] = ()
     test: bool = False
     """Also evaluate every candidate on the test split, which is not used for choosing."""
+
+    def spec(self) -> JsonObject:
+        """Return the options that decide what is chosen, as plain data."""
+        how: JsonObject = {"by": self.by, "folds": self.folds, "budget": self.budget, "also": self.also}
+        return {**how, "schedule": self.schedule.model_dump(mode="json")}
 
 
 @final
@@ -103,13 +110,18 @@ class Comparison:
         options: ComparisonOptions | None = None,
         run_options: RunOptions | None = None,
         done: CandidateDone | None = None,
+        directory: Path | None = None,
     ) -> None:
-        """``setting`` names model, bank, task, shots and seed; its method and head are not used."""
+        """``setting`` names model, bank, task, shots and seed; its method and head are not used.
+
+        Measurements are kept in ``directory``, and those of the same comparison that are there are reused.
+        """
         self._setting = setting.model_copy(update={"compare": False})
         self._how = options or ComparisonOptions()
         self._features = ItemFeatures()
         self._options = replace(run_options or RunOptions(), features=self._features)
         self._done = done or (lambda where, row: None)
+        self._kept = KeptRows(directory, {**self._setting.spec(), "compared": self._how.spec()})
         self._origin = Session(self._setting, self._options)
 
     @cached_property
@@ -146,7 +158,9 @@ class Comparison:
         self._check()
         rows = adjust(self._measured(held_out))
         made = recommend(rows) if held_out else recommend_for_one_shot(rows)
-        notes = [*self._origin.problem.notes]
+        notes = [*self._origin.problem.notes, *self._kept.notes]
+        if self._kept.reused:
+            notes.append(f"{self._kept.reused:,} measurements of an earlier call are reused")
         notes += [f"warning: {row.candidate.label} failed: {row.failure}" for row in rows if row.failure]
         words = self._words(len(held_out))
         return ComparisonResult(self.task.name, self._setting.shots, words, rows, made, tuple(notes))
@@ -156,6 +170,10 @@ class Comparison:
         session = self._origin.sibling(as_run(chosen), dict(self._origin.tasks))
         session.options = replace(options, features=self._features)
         return session.run()
+
+    def content(self, chosen: Candidate) -> Content:
+        """Return the files that a candidate, learned from all shots, is made from."""
+        return self._origin.sibling(as_run(chosen), dict(self._origin.tasks)).content
 
     # which items are held out
 
@@ -214,29 +232,47 @@ class Comparison:
 
     def _with_test(self, rows: Sequence[Measured], test: Labelled) -> list[Measured]:
         """Add the accuracy on the test split of every candidate, learned from all shots."""
-        found = self._on_one_part(self._as_task(self.shots, test), "test split")
+        found = self._on_one_part(self._as_task(self.shots, test), "test split", is_test=True)
         return [
-            replace(row, test_accuracy=whole.accuracy, trainable=whole.trainable, seconds=whole.seconds)
+            replace(row, test_accuracy=whole.test_accuracy, trainable=whole.trainable, seconds=whole.seconds)
             for row, whole in zip(rows, found, strict=True)
         ]
 
-    def _on_one_part(self, task: Task, where: str, test: Labelled | None = None) -> Iterator[Measured]:
-        """Measure all candidates; what several learn in common is learned once, and charged to each."""
-        tasks = {self._setting.task: task}
+    def _on_one_part(
+        self, task: Task, where: str, test: Labelled | None = None, *, is_test: bool = False
+    ) -> Iterator[Measured]:
+        """Measure all candidates; what several learn in common is learned once, and charged to each.
+
+        With ``is_test`` the held-out items are those of the test split, of which only accuracies are kept.
+        """
+        splits = splits_key([task.splits.get("train"), task.splits.get("test"), test])
         for _, members in groupby(self.candidates, key=lambda one: one.family):
             shared = _Shared()
             for candidate in members:
-                session = self._session(candidate, tasks)
-                try:
-                    if shared.result is None and not shared.failure:
-                        shared.result, shared.seconds = self._timed(partial(_run_method, session))
-                    row = self._row(candidate, session, shared, test)
-                except NumericalError as e:
-                    shared.failure = shared.failure or (e.message if shared.result is None else "")
-                    row = Measured(candidate, failure=e.message)
-                self._done(where, row)
+                key = row_key(candidate, splits, self._origin.encoder.fingerprint, self._bank_hash)
+                row = self._kept.read(candidate, key)
+                if row is None:
+                    row = self._measure(candidate, task, shared, test)
+                    self._done(where, row)
+                    if is_test:
+                        row = replace(row, test_accuracy=row.accuracy, logits=None, labels=())
+                    self._kept.write(row, key)
                 yield row
             self._features.keep_only(self._origin.model)
+
+    @cached_property
+    def _bank_hash(self) -> str | None:
+        return self._origin.whole_bank.whole_hash if self._setting.bank is not None else None
+
+    def _measure(self, candidate: Candidate, task: Task, shared: _Shared, test: Labelled | None) -> Measured:
+        session = self._session(candidate, {self._setting.task: task})
+        try:
+            if shared.result is None and not shared.failure:
+                shared.result, shared.seconds = self._timed(partial(_run_method, session))
+            return self._row(candidate, session, shared, test)
+        except NumericalError as e:
+            shared.failure = shared.failure or (e.message if shared.result is None else "")
+            return Measured(candidate, failure=e.message)
 
     def _row(
         self, candidate: Candidate, session: Session, shared: _Shared, test: Labelled | None
@@ -316,17 +352,22 @@ def write_winner(
 ) -> tuple[Record, tuple[str, ...]]:
     """Learn the recommended candidate from all shots into a run directory; returns its record and notes.
 
-    The directory is that of ``aniso fit few-shot`` with the same options, and has the comparison beside.
+    The directory is that of ``aniso fit few-shot`` with the same options, and has the comparison beside. A
+    run that was interrupted there is resumed; one that is done is returned, if its files have not changed.
     """
     chosen = result.recommendation.chosen.candidate
-    run, clock = RunDirectory(directory), Clock()
-    run.begin(as_run(chosen), resume=False)
+    setting, run, clock = as_run(chosen), RunDirectory(directory), Clock()
+    found = run.begin(setting, resume=True)
+    if found is not None:
+        run.require_unchanged(found, comparison.content(chosen))
+        return found, ()
+    options = replace(options, directory=directory, progress=progress, resume=setting.method.resumes)
     try:
-        learned = comparison.learn(chosen, replace(options, directory=directory, progress=progress))
+        learned = comparison.learn(chosen, options)
     except BaseException as e:
         run.forget(e)
         raise
-    made = record(as_run(chosen), learned, clock)
+    made = record(setting, learned, clock)
     text = json.dumps(rounded(result.content()), indent=1, sort_keys=True) + "\n"
     write_text(directory / COMPARISON, text, overwrite=True)
     return run.finish(made, learned), learned.notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from aniso.experiments.model_evaluation import TaskEvaluation
 from aniso.prediction_files import (
     PredictedItem,
     PredictionHeader,
-    header_lines,
+    first_line,
     item_line,
+    meta_path,
+    meta_text,
     prediction_columns,
 )
 from aniso.records import Record
-from aniso.weights.atomic import atomic_file
+from aniso.weights.atomic import atomic_file, write_text
 
 
 def write_run_predictions(path: Path, record: Record, measured: Sequence[MeasuredPredictions]) -> None:
@@ -65,12 +68,20 @@ def measured_columns(measured: Sequence[MeasuredPredictions]) -> list[str]:
 def write_predictions(
     path: Path, measured: Iterable[MeasuredPredictions], header: PredictionHeader, *, overwrite: bool
 ) -> None:
-    """Write predictions as CSV, in one step."""
+    """Write predictions as CSV, and the header beside."""
+    digest = hashlib.sha256()
     with atomic_file(path, overwrite=overwrite) as out:
-        out.stream.write(header_lines(header, "csv").encode())
-        for one in measured:
-            for item in _items(one):
-                out.stream.write(item_line(header, item, "csv").encode())
+        for line in _lines(measured, header):
+            digest.update(line)
+            out.stream.write(line)
+        write_text(meta_path(path), meta_text(header, "csv", digest.hexdigest()), overwrite=True)
+
+
+def _lines(measured: Iterable[MeasuredPredictions], header: PredictionHeader) -> Iterator[bytes]:
+    yield first_line(header, "csv").encode()
+    for one in measured:
+        for item in _items(one):
+            yield item_line(header, item, "csv").encode()
 
 
 def _items(measured: MeasuredPredictions) -> Iterator[PredictedItem]:

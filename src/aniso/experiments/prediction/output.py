@@ -15,10 +15,14 @@ from aniso.prediction_files import (
     PredictedItem,
     PredictionFile,
     PredictionHeader,
-    header_lines,
+    first_line,
     item_line,
+    meta_path,
+    meta_text,
 )
 from aniso.weights.append import AppendedFile
+from aniso.weights.atomic import disk, write_text
+from aniso.weights.files import RawFile
 
 _ROWS = 256  # written and synced at once
 
@@ -28,7 +32,8 @@ class FileOutput:
     """A file of predictions: it is the old one until the new one is complete.
 
     Rows are appended to ``FILE.partial``. If that file is there already, or a complete one with the same
-    header, new rows follow its rows, provided that these are of the same items.
+    header, new rows follow its rows, provided that these are of the same items. Each of the two files has its
+    header beside it (``.meta.json``), which is written before the rows, and before the file gets its name.
     """
 
     def __init__(self, path: Path, header: PredictionHeader, kind: FileFormat, *, overwrite: bool) -> None:
@@ -45,7 +50,7 @@ class FileOutput:
             self._begin(overwrite)
         except BaseException:
             if not self._file.size:
-                self._file.discard()
+                self._discard()
             self.close()
             raise
 
@@ -54,17 +59,21 @@ class FileOutput:
         if overwrite:
             file.cut(0)
         file.cut_incomplete_line()
-        if not file.size and file.path.exists() and not overwrite:
+        if file.size:
+            self._require_same(_existing(file.partial), file.partial)
+            return
+        if file.path.exists() and not overwrite:
             self._require_same(_existing(file.path), file.path)
+            self._write_meta(file.partial)
             file.copy(file.path)
             file.cut_incomplete_line()
             self._is_complete = True
-        start = header_lines(self.header, self.kind).encode()
-        if file.size < len(start):  # of a header that was cut short nothing is kept
-            file.cut(0)
-            file.write(start)
         else:
-            self._require_same(_existing(file.partial), file.partial)
+            self._write_meta(file.partial)
+            file.write(first_line(self.header, self.kind).encode())
+
+    def _write_meta(self, path: Path, sha256: str | None = None) -> None:
+        write_text(meta_path(path), meta_text(self.header, self.kind, sha256), overwrite=True)
 
     def _require_same(self, found: PredictionFile, path: Path) -> None:
         ours, theirs = self.header.model_dump(), found.header.model_dump()
@@ -112,16 +121,22 @@ class FileOutput:
         """Put the complete file in the place of the old one."""
         self._flush()
         if self._is_complete:  # nothing was added to it
-            self._file.discard()
+            self._discard()
         else:
+            self._write_meta(self._file.path, RawFile(self._file.partial).sha256())
             self._file.finish()
+            disk.remove(meta_path(self._file.partial))
+
+    def _discard(self) -> None:
+        self._file.discard()
+        disk.remove(meta_path(self._file.partial))
 
     def close(self) -> None:
         """Keep the rows so far for the next call."""
         try:
             self._flush()
             if self._is_complete:
-                self._file.discard()
+                self._discard()
         finally:
             self._file.__exit__()
 
@@ -150,7 +165,7 @@ class StreamOutput:
         self.header = header
         self.kind = kind
         self._stream = stream
-        stream.write(header_lines(header, kind))
+        stream.write(first_line(header, kind))
 
     def write(self, item: PredictedItem) -> None:
         """Write the row of an item."""
