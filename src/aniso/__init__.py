@@ -1,7 +1,8 @@
 """aniso composes fine-tuned models: one learned coefficient per task vector and parameter block.
 
-Objectives, heads, selection rules, keep rules and the paper's recipes have namespaces of their own:
-``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep`` and ``aniso.recipes``.
+Objectives, heads, selection rules, keep rules, merge rules and the paper's recipes have namespaces of their
+own: ``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep``, ``aniso.merge`` and
+``aniso.recipes``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aniso import merge as merge
     from aniso.compose import Coefficients as Coefficients
     from aniso.compose import Composition as Composition
     from aniso.compose import Linearised as Linearised
@@ -98,6 +100,7 @@ _MODULES = {
     "heads": "aniso.learn.heads",
     "selection": "aniso.learn.selection",
     "keep": "aniso.learn.keep",
+    "merge": "aniso.merge",
     "recipes": "aniso.experiments.recipes",
 }
 __all__ = [*_HOMES, *_MODULES, "__version__"]

@@ -35,6 +35,7 @@ LEVELS = {
     "models": 3,
     "data": 3,
     "compose": 4,
+    "merge": 4,
     "learn": 5,
     "experiments": 6,
     "report": 6,

@@ -170,8 +170,8 @@ class Bank:
 
     def add(
         self,
-        base: Ref | BlockSource,
-        tuned: Mapping[str, Ref],
+        base: Ref | BlockSource | None,
+        tuned: Mapping[str, Ref | TaskVector],
         *,
         storage: str | None = None,
         edits: KeyEdits | None = None,
@@ -180,7 +180,8 @@ class Bank:
     ) -> Bank:
         """Add vectors to a bank on disk, as one more file; existing files are not changed.
 
-        ``storage`` is the bank's by default; the other arguments are those of ``build``.
+        ``storage`` is the bank's by default; the other arguments are those of ``build``. Without a base
+        there must be task vectors alone, which know theirs.
         """
         path = self._require_path()
         in_part = [name for name in self if self._table.has_fewer_blocks(name)]
@@ -195,13 +196,17 @@ class Bank:
             if storage:
                 raise UsageError("USAGE", f"'{storage}' needs all vectors at once", fix="use bank quantise")
             kind = Storage.INT4
-        blocks = BlockSource.of(base)
+        blocks = None if base is None else BlockSource.of(base)
         with locked(path):
             current = Bank.load(path)
             current._require_new(tuned)
-            current.over(blocks)
             assert current.manifest is not None
-            new = Bank.build(blocks, tuned, edits=edits, allow_distant=allow_distant, progress=progress)
+            if blocks is None:
+                new = Bank(cast(Mapping[str, TaskVector], tuned))
+                require_one_base([*current._vectors.values(), *new._vectors.values()])
+            else:
+                current.over(blocks)
+                new = Bank.build(blocks, tuned, edits=edits, allow_distant=allow_distant, progress=progress)
             require_space(path, new._table.expected_bytes(kind))
             append_vectors(path, current.manifest, list(new._vectors.values()), kind, progress)
         return Bank.load(path)
