@@ -16,6 +16,7 @@ from aniso.merge.core_space import CoreSpace
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.sources import require_sources, source_hash, source_notes
+from aniso.merge.spectral import NOTHING
 from aniso.merge.units import Unit, block_of, units_of
 from aniso.vectors import Bank, Block, Delta, Dense, Kind, LowRank, Provenance, TaskVector
 from aniso.weights.files import Progress
@@ -112,7 +113,7 @@ def unread_merge(bank: Bank, rule: MergeRule, **how: Unpack[MergeKeywords]) -> T
         {block.name: partial(merging.block, block) for block in merging.blocks},
         _provenance(bank, rule, options),
         relative_error=max(bank[source].relative_error for source in bank),
-        check_norms=partial(_require_not_zero, rule),
+        check_norms=partial(_require_not_zero, rule, max(bank[source].norm() for source in bank)),
     )
 
 
@@ -298,8 +299,9 @@ def _provenance(bank: Bank, rule: MergeRule, options: MergeOptions) -> Provenanc
     )
 
 
-def _require_not_zero(rule: MergeRule, norms: Mapping[str, float]) -> list[str]:
-    if not any(norms.values()):
+def _require_not_zero(rule: MergeRule, largest: float, norms: Mapping[str, float]) -> list[str]:
+    """Raise VECTOR-ZERO if nothing but roundings is left of vectors, the largest of which has this norm."""
+    if max(norms.values()) <= NOTHING * abs(rule.scale) * largest:
         raise InputError(
             "VECTOR-ZERO",
             f"the vectors cancel: merge rule '{rule.kind}' gives zero in every block",
