@@ -72,10 +72,11 @@ def nearest_orthogonal(matrix: Array) -> Array:
 
 
 def tsv(taus: Sequence[Array]) -> Array:
-    k = min(taus[0].shape) // len(taus)
+    """TSV-M; a matrix of lower rank than its share keeps what it has: other directions are arbitrary."""
     us, ss, vs = [], [], []
     for tau in taus:
         u, s, v = np.linalg.svd(tau, full_matrices=False)
+        k = min(min(tau.shape) // len(taus), np.linalg.matrix_rank(tau))
         us.append(u[:, :k])
         ss.extend(s[:k])
         vs.append(v[:k].T)

@@ -18,7 +18,7 @@ from aniso.vectors import Bank, TaskVector
 @final
 @dataclass(frozen=True)
 class Mean(ElementwiseRule):
-    """Average the vectors."""
+    """Average the vectors, all with the same weight."""
 
     linear: ClassVar[bool] = True
 
