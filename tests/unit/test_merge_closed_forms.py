@@ -22,6 +22,7 @@ from aniso.merge import (
     TaskArithmetic,
     Ties,
 )
+from aniso.merge.spectral import components
 
 SHAPES = ((12, 20), (20, 12), (16, 16))
 SPECTRAL = (TSV(), IsoC(), IsoCTS(), Cart(rank=0.25), Aswudi(), Swudi())
@@ -184,6 +185,19 @@ def test_cart_with_all_ranks_moves_nothing_from_the_mean():
     taus = matrices(count=4)
     close(merged(Cart(rank=1.0), taus), sum(taus) / 4, 1e-8)
     close(merged(Cart(rank=0.25, factor=0.0), taus), sum(taus) / 4)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e-6])
+def test_kept_components_hold_no_more_memory_than_their_own(ratio):
+    """Memory must not grow with the number of vectors, of which each keeps a few directions."""
+    (tau,) = matrices((30, 50), 1)
+    tau[4:] *= ratio  # the smallest singular values need a decomposition instead of a Gram matrix
+    for count, matrix in ((5, tau), (3, tau.T)):
+        kept = components(matrix, count)
+        for part in (kept.u, kept.s, kept.v):
+            assert part.untyped_storage().nbytes() == 8 * part.numel()
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        close(kept.matrix(), (u[:, :count] * s[:count]) @ v[:count], 1e-7)
 
 
 # what holds for many rules

@@ -49,7 +49,7 @@ class Cart(MergeRule):
         return out
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 6 * rows * columns + 3 * min(rows, columns) ** 2
+        return 7 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 def cart(

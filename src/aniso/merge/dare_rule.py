@@ -61,7 +61,7 @@ class Dare(ElementwiseRule):
         return thinned * (float(values.abs().sum()) / left) if left else thinned
 
     def workspace(self, rows: int, columns: int) -> int:
-        return (8 if self.signs else 5) * rows * columns
+        return (16 if self.signs else 9) * rows * columns
 
 
 def dare(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Unpack, final
 
-import torch
 from torch import Tensor
 
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.merging import MergeKeywords, merge
-from aniso.merge.spectral import components, polar
+from aniso.merge.spectral import components, joined, polar
 from aniso.registry import MERGE_RULES
 from aniso.vectors import Bank, TaskVector
 
@@ -33,7 +32,7 @@ class IsoC(MergeRule):
         return _flattened(whole.u, whole.s, whole.v)
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 4 * rows * columns + 3 * min(rows, columns) ** 2
+        return 5 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 @MERGE_RULES.register("iso-cts")
@@ -67,13 +66,11 @@ class IsoCTS(MergeRule):
         own = self.own_directions(deltas.rank, len(deltas))
         common = components(deltas.total(), deltas.rank - own * len(deltas))
         kept = [components(values - common.u @ (common.u.T @ values), own) for values in deltas]
-        kept.append(common)
-        u, v = (polar(torch.cat(sides, 1)) for sides in ([c.u for c in kept], [c.v for c in kept]))
-        return _flattened(u, torch.cat([c.s for c in kept]), v)
+        whole = joined([*kept, common])
+        return _flattened(polar(whole.u), whole.s, polar(whole.v))
 
     def workspace(self, rows: int, columns: int) -> int:
-        rank = min(rows, columns)
-        return (rows + columns) * rank + max(4 * max(rows, columns) * rank, 3 * rows * columns + 3 * rank**2)
+        return 11 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 def _flattened(u: Tensor, s: Tensor, v: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from aniso.sizes import show_bytes
 from aniso.vectors import Bank
 
 _FLOAT64 = 8
-_AVERAGING = 4
+_AVERAGING = 5
 """Float64 tensors that averaging a block holds: the sum, a delta as read and in float64, the result."""
 
 
@@ -31,7 +31,7 @@ class MergePlan:
     largest: str
     """The unit that takes most memory."""
     memory_bytes: int
-    """An estimate of the peak, beyond the libraries; an upper bound for low-rank vectors."""
+    """An estimate of the peak, beyond the libraries; for low-rank vectors that of full matrices."""
     read_bytes: int
     """Bytes of stored deltas that are read, over all passes."""
     written_bytes: int

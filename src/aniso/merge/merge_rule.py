@@ -77,7 +77,7 @@ class MergeRule(ABC):
 
     def workspace(self, rows: int, columns: int) -> int:
         """Return about how many float64 numbers merging one matrix of this shape holds at once."""
-        return 3 * rows * columns
+        return 5 * rows * columns
 
     def require(self, option: str, fine: bool, expected: str) -> None:
         """Raise UsageError unless the value of an option is in its range."""

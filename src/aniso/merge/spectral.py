@@ -45,22 +45,29 @@ def components(matrix: Tensor, count: int | None = None) -> Components:
         return Components(turned.v, turned.s, turned.u)
     wanted = min(rows, count if count is not None else rows)
     # dividing first: squares of small deltas would underflow
-    size = float(matrix.abs().max()) if matrix.numel() else 0.0
+    size = float(torch.linalg.vector_norm(matrix, torch.inf)) if matrix.numel() else 0.0
     if size == 0 or wanted == 0:
         return Components(matrix.new_zeros(rows, 0), matrix.new_zeros(0), matrix.new_zeros(columns, 0))
     scaled = matrix / size
     squares, vectors = torch.linalg.eigh(scaled @ scaled.T)
-    s = squares.flip(0)[:wanted].clamp(min=0).sqrt()
+    s = squares[-wanted:].flip(0).clamp(min=0).sqrt()
     if float(s[-1]) < _GRAM * float(s[0]):
         return _decomposed(matrix, wanted)
-    u = vectors.flip(1)[:, :wanted]
+    u = vectors[:, -wanted:].flip(1)  # a copy: a view would keep all of the eigenvectors in memory
     return Components(u, s * size, (scaled.T @ u) / s)
 
 
 def _decomposed(matrix: Tensor, wanted: int) -> Components:
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
     kept = min(wanted, int((s > NOTHING * s[0]).sum()))
-    return Components(u[:, :kept], s[:kept], vt[:kept].T)
+    return Components(u[:, :kept].clone(), s[:kept].clone(), vt[:kept].T.clone())
+
+
+def joined(kept: list[Components]) -> Components:
+    """Return all directions with their singular values in one; the list is emptied to free its memory."""
+    u, s, v = (torch.cat(parts, -1) for parts in zip(*((c.u, c.s, c.v) for c in kept), strict=True))
+    kept.clear()
+    return Components(u, s, v)
 
 
 def polar(matrix: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Ties(ElementwiseRule):
         return TrimmedTies(self.scale, thresholds(blocks, self.keep), blocks)
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 8 * rows * columns
+        return 16 * rows * columns
 
     def elements(self, deltas: Deltas) -> Tensor:
         """Merge one block by its own thresholds, as mergekit does."""

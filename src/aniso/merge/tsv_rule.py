@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Unpack, final
 
-import torch
 from torch import Tensor
 
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.merging import MergeKeywords, merge
-from aniso.merge.spectral import components, polar
+from aniso.merge.spectral import components, joined, polar
 from aniso.registry import MERGE_RULES
 from aniso.vectors import Bank, TaskVector
 
@@ -29,14 +28,11 @@ class TSV(MergeRule):
 
     def matrix(self, deltas: Deltas) -> Tensor:
         """U S V' with the polar factors U and V of the kept directions of all vectors."""
-        kept = [components(values, deltas.rank // len(deltas)) for values in deltas]
-        u, v = (polar(torch.cat(sides, 1)) for sides in ([c.u for c in kept], [c.v for c in kept]))
-        return (u * torch.cat([c.s for c in kept])) @ v.T
+        kept = joined([components(values, deltas.rank // len(deltas)) for values in deltas])
+        return (polar(kept.u) * kept.s) @ polar(kept.v).T
 
     def workspace(self, rows: int, columns: int) -> int:
-        rank = min(rows, columns)
-        # kept directions and a polar factor's three matrices; a delta, its copy and a Gram matrix before that
-        return (rows + columns) * rank + max(4 * max(rows, columns) * rank, 2 * rows * columns + 3 * rank**2)
+        return 8 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 def tsv(bank: Bank, *, scale: float = 1.0, **how: Unpack[MergeKeywords]) -> TaskVector:

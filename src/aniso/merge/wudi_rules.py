@@ -44,16 +44,16 @@ class WudiRule(MergeRule):
             own = values.T @ values
             product.addmm_(values, own, alpha=1 / square)
             gram.add_(own, alpha=1 / square)
-        eigenvalues, vectors = torch.linalg.eigh(gram)
-        eigenvalues, vectors = eigenvalues.flip(0), vectors.flip(1)
-        known = int((eigenvalues > _NOTHING * eigenvalues[0]).sum())
-        eigenvalues, vectors = eigenvalues[:known], vectors[:, :known]
-        solved = self.filtered(eigenvalues)
+        del own
+        eigenvalues, vectors = torch.linalg.eigh(gram)  # ascending
+        known = int((eigenvalues > _NOTHING * eigenvalues[-1]).sum())
+        eigenvalues, vectors = eigenvalues[-known:], vectors[:, -known:]
+        solved = self.filtered(eigenvalues.flip(0)).flip(0)
         change = (product @ vectors) * (solved / eigenvalues) - (total @ vectors) * solved
         return total.addmm_(change, vectors.T)
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 4 * rows * columns + 4 * columns**2
+        return 6 * rows * columns + 6 * columns**2
 
 
 @MERGE_RULES.register("aswudi")
