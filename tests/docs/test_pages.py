@@ -196,6 +196,14 @@ def _learn() -> Scope:
     }
 
 
+def _merge() -> Scope:
+    library.Bank.build("base", _tuned(_clip(Path("base")), cars=1, dtd=2, mnist=3), to="bank")
+    for seed, name in enumerate(("a", "b")):
+        _adapter(Path("adapters") / name, seed)
+    library.Bank.build("base", {name: f"adapters/{name}" for name in "ab"}, to="loras")
+    return {}
+
+
 def _paper() -> Scope:
     pytest.importorskip("matplotlib")
     Path("DATA").mkdir()
@@ -250,6 +258,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/heads.md": dict,
     "docs/howto/language.md": _language,
     "docs/howto/learn.md": _learn,
+    "docs/howto/merge.md": _merge,
     "docs/howto/paper.md": _paper,
     "docs/howto/predict.md": _predict,
     "docs/howto/selection.md": _selection,

@@ -173,14 +173,11 @@ def _written(bank: Bank, rule: MergeRule, how: MergeKeywords, out: Path | None) 
 
 def _bake(merged: TaskVector, base: str, out: Path, to: str, overwrite: bool) -> None:
     """Write the base with the merged vector added, or the vector as an adapter."""
-    import torch
-
-    from aniso.compose import Baked, Coefficients, Partition, merge_adapters
+    from aniso.compose import Baked, Coefficients, merge_adapters
     from aniso.vectors import Bank
 
     bank = Bank({merged.name: merged})
-    zeros = Coefficients.zeros(bank, Partition.whole())
-    ones = Coefficients(zeros.index, torch.ones_like(zeros.values), zeros.provenance)
+    ones = Coefficients.ones(bank)
     weights, command = options.base_files(base), show.this_command()
     if to == "peft":
         merge_adapters(weights, bank, ones).save(out, command=command, overwrite=overwrite)

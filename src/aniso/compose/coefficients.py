@@ -98,6 +98,12 @@ class Coefficients:
         index = CoefficientIndex.of(bank, partition or Partition.blocks())
         return cls(index, torch.zeros(index.count), CoefficientProvenance.of(bank))
 
+    @classmethod
+    def ones(cls, bank: Bank) -> Coefficients:
+        """Return 1 for every vector, which adds all of them to the base."""
+        index = CoefficientIndex.of(bank, Partition.whole())
+        return cls(index, torch.ones(index.count), CoefficientProvenance.of(bank))
+
     @property
     def partition(self) -> Partition:
         return self.index.partition

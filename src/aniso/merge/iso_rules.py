@@ -70,7 +70,7 @@ class IsoCTS(MergeRule):
         return _flattened(polar(whole.u), whole.s, polar(whole.v))
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 11 * rows * columns + 4 * min(rows, columns) ** 2
+        return 7 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 def _flattened(u: Tensor, s: Tensor, v: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class TSV(MergeRule):
         return (polar(kept.u) * kept.s) @ polar(kept.v).T
 
     def workspace(self, rows: int, columns: int) -> int:
-        return 8 * rows * columns + 4 * min(rows, columns) ** 2
+        return 5 * rows * columns + 4 * min(rows, columns) ** 2
 
 
 def tsv(bank: Bank, *, scale: float = 1.0, **how: Unpack[MergeKeywords]) -> TaskVector:
