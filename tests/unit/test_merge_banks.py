@@ -13,7 +13,7 @@ import aniso
 from aniso.merge import MergeOptions, new_merge_rule, plan_merge, unread_merge
 from aniso.merge import merge as merge_vectors
 from aniso.registry import MERGE_RULES
-from aniso.vectors import Bank, Dense, TaskVector
+from aniso.vectors import Bank, Dense, SparseRows, TaskVector
 
 SHAPES = {
     "layers.0.fc.weight": (12, 20),
@@ -151,6 +151,19 @@ def test_ties_counts_the_elements_of_blocks_that_a_vector_has():
     torch.testing.assert_close(found.view(-1), torch.from_numpy(expected).float())
 
 
+def test_a_vocabulary_keeps_only_rows_that_a_vector_changes():
+    shape = (100, 6)
+    values = merges.random_delta((4, 6), 1)
+    vectors = {
+        "x": {"tokens.embedding.weight": SparseRows(shape, torch.tensor([1, 5]), values[:2])},
+        "y": {"tokens.embedding.weight": SparseRows(shape, torch.tensor([5, 99]), values[2:])},
+    }
+    bank = merges.bank_of(vectors, {"tokens.embedding.weight": shape})
+    merged = aniso.merge.tsv(bank)["tokens.embedding.weight"]
+    assert isinstance(merged, SparseRows) and merged.rows.tolist() == [1, 5, 99]
+    torch.testing.assert_close(merged.values[1], (values[1] + values[2]) / 2)
+
+
 # query, key and value
 
 
@@ -261,6 +274,14 @@ def test_provenance_names_rule_options_and_sources(bank):
         merge_vectors(changed, rule_of("cart", rank=0.25), qkv="split"),
     ]
     assert len({origin.sha256, *(vector.provenance.sha256 for vector in other)}) == 5
+
+
+def test_packed_vectors_and_vectors_with_fewer_blocks_have_another_provenance(bank, tmp_path):
+    large = merges.random_bank({"a.weight": (80, 90), "b.weight": (80, 90)}, "xy")
+    packed = large.save(tmp_path / "packed", storage="int4")
+    fewer = Bank({"x": large["x"], "y": large["y"].within({"a.weight"})})
+    found = [aniso.merge.tsv(b).provenance.sha256 for b in (large, packed, fewer)]
+    assert len(set(found)) == 3
 
 
 def test_provenance_survives_the_file(bank, tmp_path):

@@ -19,6 +19,7 @@ from aniso.merge.sources import require_sources, source_hash, source_notes
 from aniso.merge.spectral import NOTHING
 from aniso.merge.units import Unit, block_of, units_of
 from aniso.vectors import Bank, Block, Delta, Dense, Kind, LowRank, Provenance, TaskVector
+from aniso.vectors.sparse_rows import sparse_rows
 from aniso.weights.files import Progress
 
 FORMAT = "merge"
@@ -177,6 +178,8 @@ class Merging:
         spectral = is_matrix(unit, self._options) and self._has_room(unit, deltas.shape, len(deltas))
         result = (rule.matrix(deltas) if spectral else rule.other(deltas)) * rule.scale
         merged: Delta = core.low_rank(result) if core else Dense(result.float())
+        if isinstance(merged, Dense) and unit.kind is Kind.EMBEDDING:
+            merged = sparse_rows(merged)  # of a vocabulary, fine-tuning changes few rows
         if len(unit.parts) > 1:
             self._last = (unit.name, merged)
         return merged
@@ -288,8 +291,9 @@ def _provenance(bank: Bank, rule: MergeRule, options: MergeOptions) -> Provenanc
     shown = ", ".join(f"{key}={value}" for key, value in settings.items())
     sources = ", ".join(f"{name}@{source_hash(bank, name)[:16]}" for name in names)
     digest = hashlib.sha256(f"{rule.kind}\0{shown}\0{bank.base.fingerprint}\n".encode())
-    for name in names:
-        digest.update(f"{name}\0{source_hash(bank, name)}\n".encode())
+    for name in names:  # norms tell apart a packed vector, or one with fewer blocks, of the same file
+        norms = sorted(bank[name].norms.items())
+        digest.update(f"{name}\0{source_hash(bank, name)}\0{norms}\n".encode())
     return Provenance(
         f"{rule.kind} of {len(names)} vectors",
         FORMAT,
