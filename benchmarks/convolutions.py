@@ -35,19 +35,21 @@ KINDS = {
 }
 
 
-def encoder() -> Any:
+def encoder(channels_last: bool = True) -> Any:
     """The network with random weights; convolutions get images in channels_last, as image towers do."""
     import timm
     import torch
 
     from aniso.models import Encoder
+    from aniso.models.classifier import features_before_head
     from aniso.models.encoder import Family
     from aniso.models.image_tower import tower_features
     from aniso.models.transforms import Pixels
 
     torch.manual_seed(0)
+    item = tower_features if channels_last else features_before_head
     network = timm.create_model(ARCHITECTURE, pretrained=False, num_classes=0)
-    return Encoder(ARCHITECTURE, network, Family(tower_features), Pixels(SIZE))
+    return Encoder(ARCHITECTURE, network, Family(item), Pixels(SIZE))
 
 
 def make_banks(root: Path) -> None:
@@ -70,8 +72,8 @@ def _images() -> Any:
     return torch.randn(BATCH, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
 
 
-def floor_step() -> Step:
-    model, x = encoder(), _images()
+def floor_step(channels_last: bool = True) -> Step:
+    model, x = encoder(channels_last), _images()
     for parameter in model.parameters():
         parameter.requires_grad_()
 
@@ -147,7 +149,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="aniso-convolutions-") as folder:
         root = Path(folder)
         make_banks(root)
-        steps = {"floor": floor_step(), **{name: our_step(root / name) for name in ("fp32", "int8")}}
+        steps = {
+            "floor": floor_step(),
+            "floor, not channels_last": floor_step(False),
+            **{name: our_step(root / name) for name in ("fp32", "int8")},
+        }
         result["steps"] = {str(threads): take_turns(steps, given.rounds, threads) for threads in (2, 1)}
         result["reading fp32 vectors twice, seconds"] = reading(root / "fp32")
         result["milliseconds by operator"] = {name: shares(step) for name, step in steps.items()}

@@ -70,11 +70,15 @@ def main() -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    labelled: list[tuple[float, float]] = []
     for base, marker in zip(BASES, "osD", strict=True):
         own = list(points(base))
         axes.scatter([p.change for p in own], [p.kept for p in own], marker=marker, s=45, label=base.name)
         for point in own:
             place = (point.change, point.kept)
+            if any(abs(place[0] - x) < 4 and abs(place[1] - y) < 5 for x, y in labelled):
+                continue  # its label would cover another one
+            labelled.append(place)
             axes.annotate(point.task, place, xytext=(5, 4), textcoords="offset points", fontsize=7)
     axes.axhline(0, color="0.7", linewidth=1)
     axes.axhline(100, color="0.7", linewidth=1)

@@ -193,6 +193,7 @@ EXPLANATIONS: dict[str, str] = {
     "file, a URL or a repository is refused, since the library that builds the model might load it.",
     "HUB-OFFLINE": "The model is not in the local cache and the network is switched off.",
     "HUB-FETCH": "The hub did not deliver the model.",
+    "HUB-PUSH": "The directory cannot be uploaded as it is, or the hub did not accept it.",
     "LORA-KIND": "Only adapters whose update can be computed exactly are read: LoRA, rsLoRA and DoRA with "
     "rank and alpha patterns. Merge the adapter with the tool that made it and use the merged checkpoint.",
     "LORA-INIT": "PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the base's weights before training, so "
@@ -222,6 +223,7 @@ EXPLANATIONS: dict[str, str] = {
     "three; everything else must agree.",
     "COEF-PARTITION": "Coefficients belong to the partition they were learned with: rule, number of parts "
     "and seed decide which elements each of them scales.",
+    "MERGEKIT": "A mergekit configuration and coefficients cannot express each other.",
     "MODEL-COPY": "A composition works on a copy of the model's modules that shares their weights.",
     "PLAN-MEMORY": "The composed weights alone, with two small buffers, need more memory than is allowed.",
     "MODEL-NAME": "Models are named by open_clip's architecture names, by a directory or hub id with a "
@@ -274,6 +276,7 @@ EXPLANATIONS: dict[str, str] = {
     "HEAD-OPTION": "Every head has options of its own, such as the momentum of LP++; aniso fit few-shot "
     "--head lpp --head-option x=1 lists those of a head with their defaults.",
     "HEAD-FILE": "A head is a safetensors file that aniso fit … --head writes beside the coefficients.",
+    "RUN-FILES": "The directory of a run lacks a file that a command needs, or is no directory of a run.",
     "RUN-STATE": "The checkpoint of a run is damaged, or there is none.",
     "RUN-CHANGED": "A run can be resumed only with the same inputs and settings; otherwise its result would "
     "be neither the old run's nor a new one's.",

@@ -24,6 +24,11 @@ _LARGEST = 1 << 30  # bytes of a file
 _LONGEST = 64 << 20  # bytes of a record
 
 
+def record_text(record: Record) -> str:
+    """Return the text of a file with one record."""
+    return json.dumps(record.content(), indent=1, sort_keys=True) + "\n"
+
+
 def read_records(paths: Sequence[Path]) -> list[Record]:
     """Read every record in these files and below these directories; copies count once."""
     read: dict[tuple[str, str], tuple[str, Record]] = {}

@@ -141,6 +141,10 @@ class Metrics(_Part):
 
     accuracy: dict[str, Score] = Field(default_factory=dict)
     zero_shot: dict[str, Share] = Field(default_factory=dict)
+    head_alone: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy of the same head on features of the base."""
+    without_head: dict[str, Share] = Field(default_factory=dict)
+    """Accuracy of what was learned, with class weights in place of the head."""
     reference: dict[str, Share] | None = None
     out_of_domain: dict[str, Score] = Field(default_factory=dict)
     online: dict[str, OnlineScore] = Field(default_factory=dict)
@@ -229,6 +233,8 @@ class Spec(_Part):
 class Summary(_Part):
     """A run's coefficients: least, quartiles and greatest by kind of block and by depth, and all of them."""
 
+    sha256: str | None = None
+    """A hash of the coefficients, which their file, cards and heads name, too; None in older records."""
     kind: dict[str, FiveNumbers] = Field(default_factory=dict)
     depth: dict[str, FiveNumbers] = Field(default_factory=dict)
     matrix: CoefficientMatrix | None = None
@@ -248,9 +254,14 @@ class Inputs(_Part):
 
     model: str | None = None
     bank: str | None = None
+    """Of the whole bank; in records of earlier versions of the vectors that were used."""
+    selected: str | None = None
+    """Of the vectors and blocks of the bank that were used."""
     data: dict[str, str] = Field(default_factory=dict)
     """For every task, of names and labels."""
     classes: dict[str, str] = Field(default_factory=dict)
+    class_names: dict[str, tuple[str, ...]] | None = None
+    """For every task, in records of run directories."""
     vectors: tuple[str, ...] = ()
     content_hashes: dict[str, dict[str, str]] | None = Field(default=None, alias="content")
     """For every split that was learned from or measured on, of its images or texts; None in older records."""

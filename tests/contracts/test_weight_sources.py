@@ -160,5 +160,5 @@ def test_every_form_is_the_same_base_and_gives_the_same_vector(source, state):
     vector = TaskVector.between(source, tuned, name="v")
     assert dict(vector.norms) == dict(expected.norms)
     activation = source.info.config.activation
-    same = BlockSource(TensorMap(state, activation=activation)).identity().fingerprint
-    assert vector.base.fingerprint == same
+    same = BlockSource(TensorMap(state, activation=activation)).identity().content
+    assert vector.base.content == same

@@ -126,6 +126,9 @@ def _banks() -> Scope:
 
 
 def _compose() -> Scope:
+    weights = "{filter: attn, value: [0, 0.5]}, {value: 0.25}"
+    merged = f"models: [{{model: org/cars, parameters: {{weight: [{weights}]}}}}]"
+    Path("merge.yml").write_text(f"merge_method: task_arithmetic\nbase_model: org/base\n{merged}\n")
     library.Bank.build("base", _tuned(_clip(Path("base")), cars=1, mnist=2), to="bank")
     for seed, name in enumerate(("a", "b")):
         _adapter(Path("adapters") / name, seed)
@@ -147,6 +150,19 @@ def _compose() -> Scope:
         "cross_entropy": torch.nn.functional.cross_entropy,
         "world_size": 1,
     }
+
+
+def _export() -> Scope:
+    from transformers import AutoModelForCausalLM
+
+    _photos()
+    language.save("gpt2", Path("BASE"))
+    for seed, name in enumerate("ab"):
+        how = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+        random_adapter(AutoModelForCausalLM.from_pretrained("BASE"), Path(name), seed, **how)
+    library.Bank.build("BASE", {name: Path(name) for name in "ab"}, to="loras")
+    language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
+    return {"image": pictures.picture(0)}
 
 
 def _extend() -> Scope:
@@ -244,6 +260,18 @@ def _test_time() -> Scope:
     return {}
 
 
+def _which_method() -> Scope:
+    _photos()
+    return {}
+
+
+def _removal() -> Scope:
+    shelf = runs.shelf(Path("shelf"))
+    for place, name in ((shelf.model, "BASE"), (shelf.data, "DIR"), (shelf.bank, "bank")):
+        place.rename(name)
+    return {}
+
+
 def _mini() -> Scope:
     pictures.folder(Path("DIR"), {"forest": 10, "river": 10})
     return {}
@@ -254,6 +282,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,
+    "docs/howto/export.md": _export,
     "docs/howto/extend.md": _extend,
     "docs/howto/heads.md": dict,
     "docs/howto/language.md": _language,
@@ -265,6 +294,8 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/tasks.md": _tasks,
     "docs/howto/test-time.md": _test_time,
     "docs/howto/texts.md": _texts,
+    "docs/howto/removal.md": _removal,
+    "docs/howto/which-method.md": _which_method,
     "docs/mini.md": _mini,
 }
 
@@ -301,7 +332,9 @@ def test_commands_and_python_blocks_of_a_page_run_in_order(page, directory, anis
 def test_every_page_with_code_has_its_files_here():
     """The README has tests of its own."""
     run = {page for page in PAGES if list(shell_lines(page)) or blocks(page, "python")}
-    others = {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/README.md")}
+    others = {ROOT / name for name in ("README.md", "CONTRIBUTING.md")} | {
+        *(ROOT / "experiments").glob("*.md")
+    }
     assert {str(page.relative_to(ROOT)) for page in {*run, *HOWTOS} - others} == set(FILES)
 
 

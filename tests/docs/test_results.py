@@ -16,14 +16,14 @@ from aniso.record_files import RecordStore
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-MINI, MINILM = EXPERIMENTS / "mini.md", EXPERIMENTS / "minilm.md"
+MINI, MINILM, LITE0 = (EXPERIMENTS / name for name in ("mini.md", "minilm.md", "lite0.md"))
 NAMES = (
     *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
     *("test-time-rates", "joint-epochs", "learning-rates", "coefficients"),
-    *("minilm-addition", "minilm-few-shot", "minilm-negation"),
+    *("minilm-addition", "minilm-few-shot", "minilm-negation", "lite0-addition"),
 )
 
 
@@ -203,3 +203,65 @@ def test_the_negation_table_of_minilm_is_what_was_recorded():
     section = MINILM.read_text().partition("## Negation")[2].partition("\n## ")[0]
     for label, (target, control) in _negation("minilm-negation").items():
         assert f"| {label} | {target} | {control} |" in section, label
+
+
+def _additions(experiment: str) -> dict[str, list[dict[str, float]]]:
+    """Accuracies of all tasks in per cent, one set for every seed, by label."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for record in RecordStore(EXPERIMENTS / experiment / "records").finished().values():
+        scores = {name: 100 * score.accuracy for name, score in record.metrics.accuracy.items()}
+        found.setdefault(record.label, []).append(scores)
+    return found
+
+
+def test_the_addition_table_of_lite0_is_what_was_recorded():
+    section = LITE0.read_text().partition("## Addition")[2].partition("\n## ")[0]
+    for label, runs in _additions("lite0-addition").items():
+        tasks = {name: mean(run[name] for run in runs) for name in sorted(runs[0])}
+        cells = [f"{value:.1f}" for value in tasks.values()]
+        assert f"| {label} | {' | '.join(cells)} | {_said([mean(r.values()) for r in runs])} |" in section, (
+            label
+        )
+
+
+def test_the_readme_says_of_lite0_what_was_recorded():
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    said = {
+        label: _said([mean(r.values()) for r in runs]) for label, runs in _additions("lite0-addition").items()
+    }
+    claim = f"{said['learned anisotropic']} %, against {said['zero-shot']} % zero-shot and "
+    assert f"{claim}{said['own vector for each task']} % for the eight fine-tuned models" in readme
+    others = f"per vector gives {said['learned isotropic']} %, one scale {said['isotropic search']} %"
+    assert others in readme
+    assert f"on the same images {said['fine-tuned on the same data']} %" in readme
+
+
+def test_what_is_said_of_interference_on_lite0_is_what_was_measured():
+    text = LITE0.read_text()
+    found = json.loads((EXPERIMENTS / "lite0-addition" / "disentanglement.json").read_text())
+    change, absolute = found["change on other tasks"], found["absolute change on other tasks"]
+    assert f"adds {100 * found['own gain']:.1f} points on its own task" in text
+    assert f"by {100 * change:.1f} on average and by {100 * absolute:.1f} in absolute value" in text
+    assert f"keeps {100 * found['share of own gains kept in the sum of eight']:.0f} %" in text
+    assert f"{100 * mean(found['base'].values()):.1f} % zero-shot" in text
+    own = mean(found["alone"][task][task] for task in found["alone"])
+    assert f"{100 * own:.1f} % with the own vectors" in text
+
+
+def test_the_tables_side_by_side_are_what_was_recorded():
+    text = (EXPERIMENTS / "README.md").read_text()
+    rows = {
+        "zero-shot": "**addition**, mean of eight tasks: zero-shot",
+        "isotropic search": "one scale, searched",
+        "learned isotropic": "one learned coefficient per vector",
+        "learned anisotropic": "one learned coefficient per vector and block",
+        "own vector for each task": "own vector for each task",
+    }
+    bases = [_additions(name) for name in ("minilm-addition", "lite0-addition", "addition")]
+    for label, row in rows.items():
+        cells = [_said([mean(run.values()) for run in base[label]]) for base in bases]
+        assert f"| {row} | {' | '.join(cells)} |" in text, row
+    negations = [_negation("minilm-negation"), _negation("negation")]
+    for label, row in {"isotropic search": "one scale, searched", "learned anisotropic": "learned"}.items():
+        for target, control in (found[label] for found in negations):
+            assert f"{target} ({control})" in text, row

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import runs
@@ -46,12 +49,26 @@ def test_a_graphics_card_is_used_if_there_is_one(aniso, shelf):
 
 def test_epochs_are_written_for_tensorboard_where_it_is_installed(aniso, shelf, tmp_path):
     ran = aniso(*shelf.few_shot("--tensorboard", "-o", tmp_path / "run"))
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        assert ran.code == 2 and "pip install tensorboard" in ran.err
-        return
-    assert ran.code == 0 and list((tmp_path / "run/tensorboard").iterdir())
+    assert ran.code == 0 and "--tensorboard is now --track tensorboard" in ran.err
+    assert (tmp_path / "run/record.json").exists()
+    if importlib.util.find_spec("tensorboard") is None:
+        assert "pip install tensorboard" in ran.err  # a note, and the run goes on
+    else:
+        assert list((tmp_path / "run/tensorboard").iterdir())
+
+
+def test_a_tracker_that_fails_in_the_middle_does_not_stop_a_run(aniso, shelf, tmp_path, monkeypatch):
+    def log(numbers, step):
+        raise ConnectionError("no answer")
+
+    calls = SimpleNamespace(init=lambda **how: print("hello"), log=log, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", calls)
+    ran = aniso(*shelf.few_shot("--track", "wandb", "-o", tmp_path / "run", "--json"))
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["metrics"]["epochs"] == 2  # nothing of the tracker's is in it
+    assert ran.err.count("wandb is not used: ConnectionError: no answer") == 1
+    plain = aniso(*shelf.few_shot("--json"))
+    assert json.loads(plain.out)["metrics"]["accuracy"] == json.loads(ran.out)["metrics"]["accuracy"]
 
 
 def test_a_tasks_own_vector_is_left_out_however_it_is_spelt(aniso, shelf, tmp_path):

@@ -542,7 +542,7 @@ def test_C6_pickles_are_asked_for_only_where_there_is_nothing_better(tmp_path, m
         lambda repo, **options: asked.append(options["allow_patterns"]) or str(directory),
     )
     open_weights("owner/name")
-    assert asked[0] == ["*.safetensors", "*.json", "merges.txt"]
+    assert asked[0] == ["*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "README.md"]
     assert [any(".bin" in pattern for pattern in patterns) for patterns in asked] == (
         [False] if has_safetensors else [False, True]
     )

@@ -35,7 +35,14 @@ import aniso
 from aniso.classes import ClassList
 from aniso.errors import AnisoError
 from aniso.experiments.banks import open_bank
-from aniso.models.load import mini_directory
+from aniso.experiments.prediction.classifier import load_classifier
+from aniso.experiments.prediction.model_files import ModelOptions, find_model
+from aniso.experiments.prediction.tables import open_table
+from aniso.experiments.removal import RemovalRun
+from aniso.experiments.result import RunOptions
+from aniso.models.image_tower import load_tower
+from aniso.models.load import load_composed, mini_directory
+from aniso.prediction_files import PredictionFile
 from aniso.vectors import load_adapter_directory
 from aniso.weights.peft_lora import PeftAdapter
 
@@ -50,6 +57,12 @@ def each(load):
 entries = {
     "load_model": lambda path: describe(aniso.load_model(path)),
     "load_model weights": lambda path: aniso.load_model("mini", path),
+    "load_composed": lambda path: load_composed(str(path), path),
+    "load_tower": lambda path: load_tower(path),
+    "load_classifier": lambda path: load_classifier(
+        find_model(ModelOptions(str(path), classes=("cat", "dog")), "images")
+    ),
+    "RemovalRun.open": lambda path: RemovalRun.open(path, RunOptions()),
     "load_language_model": lambda path: aniso.load_language_model(path).tokens.whole("a cat"),
     "open_weights": lambda path: [(s := aniso.open_weights(path)), [s.read(name) for name in s.tensors]],
     "Bank.load": lambda path: aniso.Bank.load(path),
@@ -62,6 +75,8 @@ entries = {
     "TaskVector.load": each(aniso.TaskVector.load),
     "Coefficients.load": each(aniso.Coefficients.load),
     "load_head": each(aniso.heads.load_head),
+    "PredictionFile.open": each(PredictionFile.open),
+    "open_table": each(open_table),
     "read_examples": each(lambda file: list(aniso.read_examples(file))),
 }
 
@@ -88,15 +103,22 @@ COVERED = {
     "aniso.compose.coefficients.Coefficients.load": "Coefficients.load",
     "aniso.data.task.load_task": "load_task",
     "aniso.experiments.banks.open_bank": "open_bank",
+    "aniso.experiments.prediction.classifier.load_classifier": "load_classifier",
+    "aniso.experiments.prediction.tables.open_table": "open_table",
+    "aniso.experiments.removal.RemovalRun.open": "RemovalRun.open",
     "aniso.learn.heads.files.load_head": "load_head",
     "aniso.models.classifier.load_directory": "load_model",
     "aniso.models.classifier.load_timm": "load_model",
+    "aniso.models.dual_encoder.load_directory": "load_model",
     "aniso.models.hugging_face.load": "load_model",
+    "aniso.models.image_tower.load_tower": "load_tower",
     "aniso.models.language_model.load_language_model": "load_language_model",
+    "aniso.models.load.load_composed": "load_composed",
     "aniso.models.load.load_model": "load_model",
     "aniso.models.open_clip.load": "load_model",
     "aniso.models.open_clip.load_directory": "load_model",
     "aniso.models.sentence_encoder.load_directory": "load_model",
+    "aniso.prediction_files.PredictionFile.open": "PredictionFile.open",
     "aniso.vectors.adapter_directory.load_adapter_directory": "load_adapter_directory",
     "aniso.vectors.bank.Bank.load": "Bank.load",
     "aniso.vectors._files.segment.Segment.open": "Bank.load",

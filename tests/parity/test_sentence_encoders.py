@@ -189,7 +189,7 @@ def test_baking_to_a_directory_needs_the_base_s_directory(tmp_path):
     bank = Bank.build(encoder.weight_source(), {"a": tuned(encoder)}, allow_distant=True)
     coefficients = Composition(encoder, bank, Partition.whole()).coefficients
     with pytest.raises(InputError) as caught:
-        Baked(load_model(tmp_path / "m").weight_source(), bank, coefficients).save(
-            tmp_path / "x", to="sentence-transformers"
-        )
+        Baked(encoder.state_dict(), bank, coefficients).save(tmp_path / "x", to="sentence-transformers")
     assert caught.value.code == "DIR-CONFIG"
+    Baked(encoder, bank, coefficients).save(tmp_path / "x", to="sentence-transformers")  # it knows its own
+    assert load_model(tmp_path / "x").transforms.identity() == encoder.transforms.identity()

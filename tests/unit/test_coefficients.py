@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
 from aniso.compose import CoefficientIndex, Coefficients, Composition, Partition
-from aniso.compose.card import model_card
+from aniso.compose.card import CardDetails, model_card
+from aniso.compose.card_metadata import Export
 from aniso.compose.coefficients import CoefficientProvenance
 from aniso.errors import AnisoError
 from aniso.vectors import Bank, BaseInfo, Block, KeyEdits, Kind
@@ -221,9 +222,11 @@ def test_how_vectors_were_chosen_is_in_the_file_its_card_and_its_report(bank, tm
     made.save(tmp_path / "c.safetensors")
     again = Coefficients.load(tmp_path / "c.safetensors")
     assert again.selection == again.for_bank(bank).selection == "gradient, budget 2"
-    assert "- vectors selected by gradient, budget 2\n" in model_card(again, bank)
+    assert "- vectors selected by gradient, budget 2\n" in model_card(
+        again, bank, Export("huggingface"), CardDetails()
+    )
     assert "selected by gradient, budget 2" in aniso("coefficients", "show", tmp_path / "c.safetensors").out
-    assert "chosen" not in model_card(Coefficients.zeros(bank), bank)
+    assert "chosen" not in model_card(Coefficients.zeros(bank), bank, Export("huggingface"), CardDetails())
 
 
 def test_a_file_is_never_overwritten_unasked(bank, tmp_path, refused):

@@ -6,6 +6,7 @@ import builtins
 import gc
 import math
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,10 +28,10 @@ from aniso.data.batches import Batches
 from aniso.data.images import ArrayImages
 from aniso.learn import Best, CoefficientNorm, CrossEntropy, Entropy, FixMatch, Last, gradient_free
 from aniso.learn._training import validation as gauge
-from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn.gradient_free import evolve, objective_loss
 from aniso.learn.keep import Lowest
 from aniso.learn.objectives import DataTerm, Objective, TermInputs
+from aniso.learn.tracking import Tracker
 from aniso.learn.unwrap import encoder_of
 from aniso.models.encoder import Encoder, Family
 from aniso.models.transforms import Pixels
@@ -380,11 +381,18 @@ def test_looks_are_as_many_as_tries_if_those_are_few(made: Callable[..., Composi
         assert len(done.history) == 1 + looks and done.history[-1].evaluations == evaluations
 
 
-def test_looks_can_be_told_to_tensorboard(made: Callable[..., Composition]) -> None:
-    board, progress = object.__new__(TensorBoardWriter), []
-    board._writer = SimpleNamespace(add_scalar=lambda *one: progress.append(one), flush=lambda: None)
-    evolve(made(), TERM, evaluations=2, look_done=board)
-    assert [(name, at) for name, _, at in progress] == [("loss", 1), ("loss", 2)]
+def test_looks_can_be_sent_to_a_tracker(
+    made: Callable[..., Composition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[list[str], int]] = []
+    fake = SimpleNamespace(
+        init=lambda **how: None,
+        log=lambda numbers, step: sent.append(([*numbers], step)),
+        finish=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    evolve(made(), TERM, evaluations=2, look_done=Tracker("trackio"))
+    assert sent == [([], 0), (["loss"], 1), (["loss"], 2)]
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float], asked: list[Any]) -> None:

@@ -631,7 +631,8 @@ def test_a_run_says_how_well_texts_are_guessed_before_and_after(
     found = [row["perplexity"]["val.jsonl val"] for row in metrics["history"]]
     assert metrics["kept_epoch"] == found.index(min(found)) and metrics["epochs"] == 2
     assert made["spec"]["train"] == "train.jsonl train" and made["inputs"]["vectors"] == ["a", "b"]
-    assert set(made["inputs"]) == {"model", "config", "tokens", "data", "content", "bank", "vectors"}
+    expected = {"model", "config", "tokens", "data", "content", "bank", "selected", "vectors"}
+    assert set(made["inputs"]) == expected
     assert made["inputs"]["data"][name] == test.manifest
     assert str(home) not in (out / "record.json").read_text()
     written = {p.name for p in out.iterdir()}

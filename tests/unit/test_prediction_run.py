@@ -81,3 +81,17 @@ def test_unreadable_images_are_counted_with_those_of_an_earlier_call(refused):
         predict_inputs(Stub({1, 4}), given(), Sink(), kind="images", on_bad_image=2, start=(10, 1))
     with refused("IMAGE-READ", 3, "1 is damaged"):
         predict_inputs(Stub({1, 4}), given(), Sink(), kind="images")
+
+
+def test_classes_go_by_logits_where_probabilities_round_to_the_same_number(monkeypatch):
+    import importlib
+
+    import torch
+
+    module = importlib.import_module("aniso.learn.evaluate")  # the package has a function of this name
+    logits = torch.tensor([[0.0, 1e-9]])
+    assert int(logits.softmax(-1).max(-1).indices) == 0
+    monkeypatch.setattr(module, "iterate_logits", lambda *_, **__: iter([logits]))
+    split = type("Split", (), {"classes": None})()
+    assert module.classify(None, split).labels.tolist() == [1]
+    assert module.predict(None, split).tolist() == [1]

@@ -263,12 +263,14 @@ def test_fingerprint_is_of_values_not_of_storage(pair, tmp_path):
     half = {k: v.half() if v.is_floating_point() else v for k, v in base.items()}
     wide = {k: v.float() if v.is_floating_point() else v for k, v in half.items()}
     torch.save(wide, tmp_path / "wide.pt")
-    fingerprints = {BlockSource.of(x).identity().fingerprint for x in (half, wide, tmp_path / "wide.pt")}
+    fingerprints = {BlockSource.of(x).identity().content for x in (half, wide, tmp_path / "wide.pt")}
     assert len(fingerprints) == 1
     wide["layers.0.fc.bias"][3] += 1e-3
-    assert BlockSource.of(wide).identity().fingerprint not in fingerprints
-    quick = BlockSource(TensorMap(half, activation="quick_gelu")).identity().fingerprint
-    assert quick not in fingerprints
+    assert BlockSource.of(wide).identity().content not in fingerprints
+    quick, plain = (
+        BlockSource(TensorMap(half, activation=name)).identity() for name in ("quick_gelu", "gelu")
+    )
+    assert quick.content == plain.content and not quick.is_same_as(plain)  # the activation is named beside
 
 
 def test_memory_of_comparing_is_two_tensors_not_two_models(tmp_path):

@@ -113,9 +113,9 @@ class Network:
 
 def agree(path, processor, network=None):
     """The directory's processor and the view made of its file give the same pictures."""
-    from aniso.models.hugging_face import pixels_of
+    from aniso.models.hugging_face import processor_pixels
 
-    pixels = pixels_of(path, network or Network(32))
+    pixels = processor_pixels(path, (network or Network(32)).config.image_size or 224)
     # of half a pixel too much transformers takes the left side, torchvision and open_clip the even one
     for size in ((90, 45), (45, 90), (50, 50), (240, 120)):
         image = picture(*size)
@@ -136,11 +136,11 @@ def test_a_clip_processor_s_file_is_followed(tmp_path):
 
 
 def test_what_no_file_says_is_clip_s(tmp_path):
-    from aniso.models.hugging_face import pixels_of
+    from aniso.models.hugging_face import processor_pixels
 
-    assert pixels_of(tmp_path, Network(32)) == CLIP
+    assert processor_pixels(tmp_path, 32) == CLIP
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": "x", "image_std": [1, 2]}))
-    found = pixels_of(tmp_path, Network(32))
+    found = processor_pixels(tmp_path, 32)
     assert (found.mean, found.std) == (CLIP_MEAN, CLIP_STD)
 
 

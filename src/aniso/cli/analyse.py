@@ -109,6 +109,7 @@ def disentanglement(
     checks.existing_file(coefficients)
     checks.existing_bank(bank)
     require_figure(out, overwrite)
+    from aniso.experiments.run_files import COEFFICIENTS, file_of
     from aniso.learn.analysis import disentanglement_matrix
     from aniso.models import load_model
 
@@ -116,6 +117,7 @@ def disentanglement(
     opened = options.open_bank(bank)
     opened.only(*tasks)  # a task without a vector is an error before the model is loaded
     encoder = load_model(model, weights)
+    coefficients = coefficients and file_of(coefficients, COEFFICIENTS)
     composition = _composition(encoder, opened, tuple(tasks), coefficients, scale)
     splits = {name: own.split(split) for name, own in tasks.items()}
     with show.item_progress() as progress:

@@ -13,6 +13,7 @@ from aniso.cli import (
     bake,
     bank,
     coefficients,
+    compare,
     convert,
     demo,
     doctor,
@@ -22,11 +23,13 @@ from aniso.cli import (
     ls,
     paper,
     predict,
+    push,
     report,
     run,
     select,
     task,
     vector,
+    verify_removal,
 )
 from aniso.cli.setting_commands import FitGroup, RootGroup, SearchGroup
 
@@ -62,6 +65,7 @@ app.add_typer(vector.app, name="vector")
 app.add_typer(bank.app, name="bank")
 app.add_typer(coefficients.app, name="coefficients")
 app.command("bake")(bake.bake)
+app.command("push")(push.push)
 app.add_typer(task.app, name="task")
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
@@ -70,6 +74,7 @@ app.add_typer(
     name="fit",
     no_args_is_help=True,
 )
+app.command("compare")(compare.compare)
 app.command("select")(select.select)
 app.add_typer(
     typer.Typer(cls=SearchGroup, help="Search one scale for all task vectors, without learning."),
@@ -78,6 +83,7 @@ app.add_typer(
 )
 app.add_typer(analyse.app, name="analyse")
 app.command("run")(run.run)
+app.command("verify-removal")(verify_removal.verify_removal)
 app.command("report")(report.report)
 app.add_typer(paper.app, name="paper")
 app.command("align")(align.align)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Banks: task vectors over one base, in one directory.", no_args_is_help=True)
 
-Tuned = Annotated[list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models and LoRA adapters.")]
+Tuned = Annotated[
+    list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models, LoRA adapters and runs.")
+]
 Directory = Annotated[Path, typer.Argument(help="A bank.")]
 
 app.command("merge")(merge.merge)
@@ -38,6 +40,7 @@ def build(
     """Build a bank from a base and models fine-tuned from it."""
     _require_inputs(base, tuned, storage, rename)
     from aniso.vectors import Bank, KeyEdits
+    from aniso.vectors.licences import keep_licences
 
     blocks, sources, total = _opened(base, tuned, scheme, activation)
     with show.progress("building", total) as advance:
@@ -51,7 +54,7 @@ def build(
             allow_distant=allow_distant,
             progress=advance,
         )
-    _report(bank, json)
+    _report(keep_licences(bank, sources), json)
 
 
 @app.command()
@@ -71,6 +74,7 @@ def add(
     checks.existing_bank(directory)
     _require_inputs(base, tuned, storage, rename)
     from aniso.vectors import KeyEdits
+    from aniso.vectors.licences import keep_licences
 
     bank = options.open_bank(directory)
     blocks, sources, total = _opened(base, tuned, scheme, activation)
@@ -83,7 +87,7 @@ def add(
             allow_distant=allow_distant,
             progress=advance,
         )
-    _report(bank, json)
+    _report(keep_licences(bank, sources), json)
 
 
 @app.command()
@@ -211,11 +215,13 @@ def _require_inputs(base: str, tuned: list[str], storage: str | None, rename: li
 def _opened(
     base: str, tuned: list[str], scheme: str, activation: str | None
 ) -> tuple[BlockSource, dict[str, WeightSource], int]:
+    from aniso.experiments.run_files import weights_of
     from aniso.vectors import BlockSource
     from aniso.weights import open_weights
 
     blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
-    sources = {name: open_weights(ref) for name, ref in options.named_files(tuned).items()}
+    named = options.named_files(tuned)
+    sources = {name: open_weights(weights_of(ref)) for name, ref in named.items()}
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     return blocks, sources, sum(source.nbytes for source in sources.values()) + len(sources) * dense
 
@@ -243,7 +249,7 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
         show.as_json(
             {
                 "path": str(bank.path),
-                "base": {"label": base.label, "fingerprint": base.fingerprint, "activation": base.activation},
+                "base": {"label": base.label, "fingerprint": base.content, "activation": base.activation},
                 "naming": bank.layout.scheme,
                 "blocks": len(bank.layout.blocks),
                 "storage": bank.storage,
@@ -266,7 +272,8 @@ def _report(bank: Bank, json: bool, *, notes: bool = True) -> None:
         ],
     )  # fmt: skip
     show.line(
-        f"{bank.path}: base {bank.base.label} ({bank.base.fingerprint[:12]}), {bank.layout.scheme}, "
+        f"{bank.path}: content {bank.content_hash[:16]}, "
+        f"base {bank.base.label} {bank.base.content[:16]}, {bank.layout.scheme}, "
         f"{len(bank.layout.blocks)} blocks, {bank.storage}, {show.size(nbytes)} "
         f"({show.size(nbytes / len(bank))} per vector)"
     )

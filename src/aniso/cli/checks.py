@@ -17,7 +17,7 @@ STORAGES = ("fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2")
 DTYPES = ("fp32", "fp16", "bf16")
 SPLITS = ("train", "val", "test")
 CHECKPOINTS = ("safetensors", "open_clip", "huggingface")
-BAKED = (*CHECKPOINTS, "sentence-transformers", "dual-encoder", "peft")
+BAKED = (*CHECKPOINTS, "sentence-transformers", "dual-encoder", "peft", "onnx")
 
 
 def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:
@@ -28,6 +28,14 @@ def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:
             "USAGE",
             f"invalid value '{printable(value)}' for {option}: choose {choices}",
             fix=f"{option} {allowed[0]}",
+        )
+
+
+def hub_id(option: str, value: str | None) -> None:
+    """Require the id of a repository on the hub, if one was given."""
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", value):
+        raise UsageError(
+            "USAGE", f"invalid value '{printable(value)}' for {option}: write OWNER/NAME", fix="OWNER/NAME"
         )
 
 

@@ -19,15 +19,31 @@ app = typer.Typer(help="Coefficients: one number per task vector, block and part
 
 @app.command()
 def make(
-    values: Annotated[list[str], typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")],
     bank: options.Bank,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")
+    ] = None,
+    mergekit: Annotated[
+        Path | None, typer.Option("--mergekit", help="Take the weights of a mergekit file instead.")
+    ] = None,
+    vector: Annotated[
+        list[str] | None,
+        typer.Option("--vector", help="VECTOR=MODEL: the vector of a model of that file; repeatable."),
+    ] = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write one coefficient for each vector by hand: task arithmetic, without learning."""
+    """Write coefficients by hand, one for each vector, or from the weights of a mergekit file."""
+    if (not values) == (mergekit is None):
+        raise UsageError("USAGE", "give VECTOR=NUMBER or --mergekit, and only one of them", fix="cars=0.4")
+    if vector and mergekit is None:
+        raise UsageError("USAGE", "--vector applies to --mergekit only", fix="leave out --vector")
+    if mergekit is not None:
+        _make_from_mergekit(mergekit, bank, _pairs(vector), out, overwrite, json)
+        return
     numbers: dict[str, float] = {}
-    for item in values:
+    for item in values or ():
         name, number = _number(item)
         if name in numbers:
             raise UsageError(
@@ -47,6 +63,61 @@ def make(
     _report(made, json)
 
 
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A file of coefficients, or the directory of a run.")],
+    to: Annotated[str, typer.Option("--to", help="mergekit: weights for task arithmetic.")] = "mergekit",
+    vector: Annotated[
+        list[str] | None,
+        typer.Option("--vector", help="VECTOR=MODEL: directory or hub id of a vector's model; repeatable."),
+    ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="Directory or hub id of the base.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File; default: print it.")] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write coefficients as a configuration of another program: mergekit."""
+    checks.one_of("--to", to, ("mergekit",))
+    checks.existing_file(file)
+    models = {name: model for model, name in _pairs(vector).items()}
+    from aniso.compose import Coefficients
+    from aniso.experiments.mergekit import export_mergekit
+    from aniso.experiments.run_files import COEFFICIENTS
+    from aniso.weights.atomic import write_text
+
+    text = export_mergekit(Coefficients.load(file / COEFFICIENTS if file.is_dir() else file), models, base)
+    if out is None:
+        show.text(text)
+    else:
+        write_text(out, text, overwrite=overwrite)
+        show.line(f"wrote {out}")
+
+
+def _make_from_mergekit(
+    file: Path, bank: Path, names: dict[str, str], out: Path, overwrite: bool, json: bool
+) -> None:
+    checks.existing_file(file)
+    checks.existing_bank(bank)
+    from aniso.experiments.mergekit import import_mergekit
+
+    found = import_mergekit(file, options.open_bank(bank), names)
+    show.notes(found.notes)
+    found.coefficients.save(out, overwrite=overwrite)
+    _report(found.coefficients, json)
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    """Vectors by model, from VECTOR=MODEL."""
+    out = {}
+    for item in given or ():
+        name, equals, model = item.partition("=")
+        if not (name and equals and model):
+            raise UsageError(
+                "USAGE", f"invalid value '{printable(item)}' for --vector", fix="--vector VECTOR=MODEL"
+            )
+        out[model] = name
+    return out
+
+
 @app.command("show")
 def show_(
     file: Annotated[Path, typer.Argument(help="A file of coefficients, or the directory of a run.")],
@@ -60,9 +131,9 @@ def show_(
     checks.existing_file(file)
     analysis_output.require_figure(figure, overwrite)
     from aniso.compose import Coefficients
-    from aniso.experiments.run_files import COEFFICIENTS
+    from aniso.experiments.run_files import COEFFICIENTS, file_of
 
-    found = Coefficients.load(file / COEFFICIENTS if file.is_dir() else file)
+    found = Coefficients.load(file_of(file, COEFFICIENTS))
     if figure is not None:
         _draw(found, figure, overwrite)
     _report(found, json)
@@ -112,7 +183,7 @@ def _report(made: Coefficients, json: bool) -> None:
         return
     show.line(f"{len(made):,} coefficients: {made.partition}")
     base = made.provenance.base
-    show.line(f"base {base.label} {base.fingerprint[:16]}, bank {made.provenance.bank[:16]}")
+    show.line(f"base {base.label} {base.content[:16]}, bank {made.provenance.bank[:16]}")
     if made.selection:
         show.line(f"vectors selected by {printable(made.selection)}")
     rows = []

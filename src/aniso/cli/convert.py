@@ -29,14 +29,18 @@ def convert(
     checks.one_of("--to", to, checks.CHECKPOINTS)
     checks.one_of("--dtype", dtype, checks.DTYPES)
     checks.existing_weights(ref)
+    from aniso.experiments.run_files import weights_of
+    from aniso.models.exported_files import ExportedFiles, exported_files
     from aniso.vectors import KeyEdits
+    from aniso.vectors.convert import Extras
     from aniso.vectors.convert import convert as run
     from aniso.weights import open_weights
 
-    source = open_weights(ref, tensors_only=tensors_only)
+    source = open_weights(weights_of(ref), tensors_only=tensors_only)
     edits = KeyEdits(tuple(skip_key or ()))
     edits.require_used([source])
     source = edits.applied(source)
+    beside = ExportedFiles() if to == "safetensors" else exported_files(source, to)
     with show.progress("converting", source.nbytes) as advance:
         notes = run(
             source,
@@ -46,7 +50,9 @@ def convert(
             activation=activation,
             overwrite=overwrite,
             progress=advance,
+            extras=Extras(files=beside.files, config=beside.config),
         )
+    notes = (*notes, *beside.notes)
     if json:
         show.as_json({"out": str(out), "to": to, "notes": list(notes)})
         return

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from aniso.experiments.model_evaluation import Subject, TaskEvaluation, TextEvaluation
     from aniso.models import Encoder, Wrapped
 
+    _Added = tuple[str | None, str | None, Path | None, Path | None]
+
 
 def evaluate(
     model: Annotated[
@@ -36,7 +38,12 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     bank: Annotated[str | None, typer.Option("--bank", help="A bank: a directory, or mini.")] = None,
     vector: Annotated[str | None, typer.Option(help="Add this whole vector of the bank.")] = None,
-    coefficients: Annotated[Path | None, typer.Option(help="Compose with these coefficients.")] = None,
+    coefficients: Annotated[
+        Path | None, typer.Option(help="Compose with these coefficients: a file, or a run.")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Add this LoRA adapter: a directory of PEFT's, or a run.")
+    ] = None,
     linearised: Annotated[
         bool, typer.Option("--linearised", help="The vectors are linearised ones.")
     ] = False,
@@ -81,20 +88,29 @@ def evaluate(
         raise UsageError("USAGE", f"{', '.join(given)}: not supported with --texts", fix="leave it out")
     _require_choice(bank, vector, coefficients, linearised)
     checks.free_file(predictions, overwrite=overwrite)
+    if adapter is not None and bank is not None:
+        raise UsageError("USAGE", "give --bank or --adapter, and only one of them", fix="leave one out")
     checks.one_of("--split", split, checks.SPLITS)
     policy = options.bad_images(on_bad_image)
-    for path in (coefficients, head, *(Path(file) for file in texts or ())):
+    for path in (coefficients, head, adapter, *(Path(file) for file in texts or ())):
         checks.existing_file(path)
+    from aniso.experiments.run_files import ADAPTER, COEFFICIENTS, HEAD, WEIGHTS, file_of, run_file
+
+    coefficients = None if coefficients is None else file_of(coefficients, COEFFICIENTS)
+    head = None if head is None else file_of(head, HEAD)
+    adapter = None if adapter is None else Path(run_file(adapter, ADAPTER))
+    weights = weights if weights is None else str(run_file(weights, WEIGHTS))
     for name in task or ():
         checks.existing_task(name)
     if texts:
-        _evaluate_texts(model, weights, texts, length, (bank, vector, coefficients), batch, workers, json)
+        added = (bank, vector, coefficients, adapter)
+        _evaluate_texts(model, weights, texts, length, added, batch, workers, json)
         return
     from aniso.data import load_task
     from aniso.models import load_model
 
     encoder = load_model(model, weights)
-    subject = _subject(encoder, bank, vector, coefficients, linearised)
+    subject = _subject(encoder, (bank, vector, coefficients, adapter), linearised)
     subject = subject if head is None else subject.with_head(head)
     with show.item_progress() as progress:
         tasks = [
@@ -156,11 +172,12 @@ def _require_choice(
     checks.existing_bank(bank)
 
 
-def _subject(
-    model: Wrapped, bank: str | None, vector: str | None, coefficients: Path | None, linearised: bool
-) -> Subject:
+def _subject(model: Wrapped, added: _Added, linearised: bool) -> Subject:
     from aniso.experiments.model_evaluation import Subject
 
+    bank, vector, coefficients, adapter = added
+    if adapter is not None:
+        return Subject.with_adapter(model, adapter)
     if bank is None:
         return Subject.base(model)
     opened = options.open_bank(bank, model.weight_source())
@@ -174,7 +191,7 @@ def _evaluate_texts(
     weights: str | None,
     files: list[str],
     length: int | None,
-    added: tuple[str | None, str | None, Path | None],
+    added: _Added,
     batch: int | None,
     workers: int,
     json: bool,
@@ -185,7 +202,7 @@ def _evaluate_texts(
     from aniso.models import load_language_model
 
     model = load_language_model(name, weights)
-    subject = _subject(model, *added, linearised=False)
+    subject = _subject(model, added, linearised=False)
     subject = Subject("the base", model) if subject.model is model else subject
     datasets = [text_dataset(model, read_examples(f), Path(f).name, "test", length=length) for f in files]
     records = []

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aniso.cli import checks, show
+from aniso.cli import checks, options, show
 from aniso.cli.bank import ls as show_bank
 from aniso.cli.vector import show_ as show_vector
 
+if TYPE_CHECKING:
+    from aniso.experiments.inspection import Story
+
 
 def inspect(
-    ref: Annotated[str, typer.Argument(help="A file, a directory, or a hub id owner/name[@revision].")],
+    ref: Annotated[
+        str,
+        typer.Argument(
+            help="A file or directory: weights, a bank, a run, coefficients, a head; a hub id; or mini."
+        ),
+    ],
     keys: Annotated[bool, typer.Option("--keys", help="List all tensors instead of blocks.")] = False,
     hashes: Annotated[bool, typer.Option("--hash", help="Read all data, check and hash it.")] = False,
     allow_nonfinite: Annotated[
@@ -24,32 +32,56 @@ def inspect(
     ] = False,
     json: show.Json = False,
 ) -> None:
-    """Show the tensors and blocks of a file, without running anything in it.
+    """Show what a file or directory holds, without running anything in it.
 
+    Of weights, the tensors and blocks; of what aniso wrote, also what it was made from and learned on.
     Exit code 4 if it is a pickle that would have called functions: they are listed, and none is called.
     """
     checks.existing_weights(ref)
+    from aniso.experiments.inspection import story_of
     from aniso.vectors.summary import summarise_source
     from aniso.vectors.task_vector import stored_vector
     from aniso.weights import open_weights
     from aniso.weights.torch_file import calls_error
 
-    if (Path(ref) / "vectors-000.safetensors").is_file():
+    if (Path(ref) / "manifest.json").is_file() or _names_a_bank(ref):
         show_bank(Path(ref), json)
         return
+    story = story_of(Path(ref))
+    if story is not None and not story.is_model:
+        _show_story(story, json)
+        return
     # the calls of a pickle are what one inspects it for: they are shown, then it is refused
-    source = open_weights(ref, tensors_only=True)
+    source = open_weights(options.base_files(ref), tensors_only=True)
     if stored_vector(source):
         show_vector(Path(ref), json)
         return
     with show.progress("reading", source.nbytes if hashes else 0) as advance:
         survey = summarise_source(source, hashes=hashes, allow_nonfinite=allow_nonfinite, progress=advance)
     if json:
-        show.as_json(survey.to_json())
+        show.as_json(survey.to_json() | ({} if story is None else {"aniso": story.facts}))
     else:
+        if story is not None:
+            _show_story(story, json)
         _show(survey, keys, hashes)
     if source.info.pickle and source.info.pickle.calls:
         raise calls_error(source.label, source.info.pickle)
+
+
+def _names_a_bank(ref: str) -> bool:
+    """True for a bundled bank that is not also the name of a model, as mini is."""
+    from aniso.models.load import MINI
+    from aniso.vectors.bundled import list_banks
+
+    return ref != MINI and ref in list_banks() and not Path(ref).exists()
+
+
+def _show_story(story: Story, json: bool) -> None:
+    if json:
+        show.as_json(story.facts)
+        return
+    for text in story.lines:
+        show.line(text)
 
 
 def _show(survey: Any, keys: bool, hashes: bool) -> None:

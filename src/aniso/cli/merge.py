@@ -173,18 +173,18 @@ def _written(bank: Bank, rule: MergeRule, how: MergeKeywords, out: Path | None) 
 
 def _bake(merged: TaskVector, base: str, out: Path, to: str, overwrite: bool) -> None:
     """Write the base with the merged vector added, or the vector as an adapter."""
-    from aniso.compose import Baked, Coefficients, merge_adapters
+    from aniso.compose import Baked, CardDetails, Coefficients, merge_adapters
     from aniso.vectors import Bank
 
     bank = Bank({merged.name: merged})
     ones = Coefficients.ones(bank)
-    weights, command = options.base_files(base), show.this_command()
+    weights, details = options.base_files(base), CardDetails(command=show.this_command())
     if to == "peft":
-        merge_adapters(weights, bank, ones).save(out, command=command, overwrite=overwrite)
+        merge_adapters(weights, bank, ones).save(out, details=details, overwrite=overwrite)
         return
     baked = Baked(weights, bank, ones)
     with show.progress("baking", baked.nbytes) as advance:
-        show.notes(baked.save(out, to=to, command=command, overwrite=overwrite, progress=advance))
+        show.notes(baked.save(out, to=to, details=details, overwrite=overwrite, progress=advance))
 
 
 def _report(merged: TaskVector, bank: Bank, places: list[Path], json: bool) -> None:

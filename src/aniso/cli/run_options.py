@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from aniso.experiments.options import Options, option
 
@@ -38,9 +39,10 @@ class OutputOptions(Options):
     allow_env_change: bool = option(
         False, help="Resume although software, device or threads differ.", group="Output"
     )
-    tensorboard: bool = option(
-        False, help="Write epochs for TensorBoard into the directory of the run.", group="Output"
+    track: Literal["trackio", "wandb", "tensorboard"] | None = option(
+        None, help="Also send the numbers of every epoch to a tracker; it cannot stop a run.", group="Output"
     )
+    tensorboard: bool = option(False, help="The earlier name of --track tensorboard.", group="Output")
     plan: bool = option(
         False, help="Print what would be read, trained and written, and stop.", group="Output"
     )

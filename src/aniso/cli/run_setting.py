@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aniso.experiments.result import RunOptions
     from aniso.experiments.run_directory import RunDirectory
     from aniso.experiments.settings import Setting
-    from aniso.learn import TensorBoardWriter
+    from aniso.learn import Tracker
     from aniso.progress import ProgressCallback
     from aniso.records import EpochRow, Record
 
@@ -32,7 +32,9 @@ COMMAND_LINE = "the command line"
 def run_setting(name: str, values: dict[str, Any]) -> None:
     """Run a setting from the options that were given; those that were not have their defaults."""
     runtime, output = _taken(RuntimeOptions, values), _taken(OutputOptions, values)
-    setting = _setting(name, values)
+    setting = setting_from_options(name, values)
+    if output.tensorboard:
+        show.notes(["--tensorboard is now --track tensorboard; the old name still works"])
     if output.print_spec:
         show.text(as_yaml(setting.spec()))
         return
@@ -58,7 +60,8 @@ def _taken(options: type[O], values: dict[str, Any]) -> O:
     return options.model_validate(own)
 
 
-def _setting(name: str, values: Mapping[str, Any]) -> Setting:
+def setting_from_options(name: str, values: Mapping[str, Any]) -> Setting:
+    """Return a setting from options of the command line; errors name the option."""
     _require_effect(name, values)
     given: dict[str, Any] = {"setting": name, **values}
     schedule = {key: given.pop(key) for key in ScheduleOptions.model_fields if key in given}
@@ -111,13 +114,17 @@ def _run(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> No
             print_record(found, run, as_json=output.json_)
             return
     clock = Clock()
+    tracker = _tracker(setting, output, run)
     try:
         with show.item_progress() as progress:
-            result = Session(setting, _run_options(runtime, output, run, progress)).run()
+            result = Session(setting, _run_options(runtime, output, run, progress, tracker)).run()
     except BaseException as e:
         if run is not None:
             run.forget(e)
         raise
+    finally:
+        if tracker is not None:
+            tracker.finish()
     show.notes(result.notes)
     made = record(setting, result, clock)
     print_record(run.finish(made, result) if run is not None else made, run, as_json=output.json_)
@@ -141,6 +148,7 @@ def _run_options(
     output: OutputOptions,
     run: RunDirectory | None,
     progress: ProgressCallback,
+    tracker: Tracker | None,
 ) -> RunOptions:
     from aniso.compose import Runtime
     from aniso.experiments.result import RunOptions
@@ -154,11 +162,11 @@ def _run_options(
         resume=output.resume,
         allow_env_change=output.allow_env_change,
         progress=progress,
-        epoch_done=_epoch_printer(_tensorboard(output, run)),
+        epoch_done=_epoch_printer(tracker),
     )
 
 
-def _epoch_printer(tensorboard: TensorBoardWriter | None) -> Callable[[EpochRow], None]:
+def _epoch_printer(tracker: Tracker | None) -> Callable[[EpochRow], None]:
     """Return what prints a line for every epoch."""
     begun = time.monotonic()
 
@@ -167,23 +175,26 @@ def _epoch_printer(tensorboard: TensorBoardWriter | None) -> Callable[[EpochRow]
         values += [f"{name} perplexity {value:.2f}" for name, value in row.perplexity.items()]
         loss = "" if row.loss is None else f"loss {row.loss:.3f}"
         words = [word for word in (loss, ", ".join(values)) if word]
-        if tensorboard is not None:
-            tensorboard(row)
+        if tracker is not None:
+            tracker(row)
         seconds = time.monotonic() - begun
         show.progress_line(f"epoch {row.epoch}: {'; '.join(words) or 'the base'} ({seconds:.0f} s)")
 
     return epoch_done
 
 
-def _tensorboard(output: OutputOptions, run: RunDirectory | None) -> TensorBoardWriter | None:
+def _tracker(setting: Setting, output: OutputOptions, run: RunDirectory | None) -> Tracker | None:
     from aniso.experiments.run_files import TENSORBOARD
-    from aniso.learn import TensorBoardWriter
+    from aniso.learn import Tracker
 
-    if not output.tensorboard:
+    name = output.track or ("tensorboard" if output.tensorboard else None)
+    if name is None:
         return None
-    if run is None:
+    if name == "tensorboard" and run is None:
         raise UsageError("USAGE", "TensorBoard's files belong into a directory", fix="name one with -o")
-    return TensorBoardWriter(run.path / TENSORBOARD)
+    place = None if run is None else run.path / TENSORBOARD if name == "tensorboard" else run.path
+    label = setting.name if run is None else run.path.name
+    return Tracker(name, run=label, directory=place, config=setting.spec(), note=lambda n: show.notes([n]))
 
 
 def _print_plan(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> None:

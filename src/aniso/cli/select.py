@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import options, show
+from aniso.cli import checks, options, show
 from aniso.errors import UsageError
 from aniso.registry import SELECTION_RULES
 
 if TYPE_CHECKING:
-    from aniso.data import Labelled
-    from aniso.learn.selection import Choice, GradientCache
-    from aniso.models import Encoder
+    from aniso.learn.objectives import Objective
+    from aniso.learn.selection import Choice
+    from aniso.models import Wrapped
     from aniso.vectors import Bank
 
 
@@ -27,6 +27,11 @@ def select(
         typer.Option("--from", help="Or a directory of adapters and models that are not in a bank yet."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task to select for; random needs none.")] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option("--texts", help="For a language model, in place of --task: a file of examples or text."),
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Texts: maximal tokens per row.", min=2)] = None,
     strategy: Annotated[
         str, typer.Option(help=f"Selection rule: {', '.join(SELECTION_RULES.names)}.")
     ] = "blockwise-gradient",
@@ -57,13 +62,36 @@ def select(
     json: show.Json = False,
 ) -> None:
     """Select the vectors that help a task most, from a bank or from a directory of adapters."""
-    from aniso.learn import CrossEntropy
-    from aniso.learn.selection import Budget, SelectionInputs, new_selection_rule
-    from aniso.models import load_model
-    from aniso.vectors.bank import require_writable
+    from aniso.learn.selection import Budget, GradientCache, SelectionInputs, new_selection_rule
+    from aniso.vectors.bank_output import require_writable
 
     Budget.of(budget)
     SELECTION_RULES.require(strategy, option="--strategy")
+    _require_one_source(bank, shelf, strategy)
+    _require_one_kind(task, texts, shots, length)
+    if out is not None:
+        require_writable(out, storage=storage or "fp32", overwrite=overwrite)
+    wrapped: Wrapped
+    if texts is not None:
+        wrapped, objective, own = _texts(model, weights, texts, length)
+    else:
+        wrapped, objective, own = _images(model, weights, task, data, shots, seed)
+    opened = _opened(wrapped, bank, shelf, skip_unfit)
+    opened = _without(opened, own, leave_out or [])
+    with show.item_progress() as progress:
+        cache = None
+        if gradients is not None and objective is not None and SELECTION_RULES.get(strategy).needs_gradient:
+            cache = GradientCache.of(gradients, wrapped, objective, seed)
+        inputs = SelectionInputs(wrapped, objective, budget, seed, workers, progress, cache)
+        chosen = new_selection_rule(strategy, inputs).choose(opened)
+    if out is not None:
+        total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
+        with show.progress("writing", total) as advance:
+            chosen.bank.save(out, storage=storage or opened.storage, overwrite=overwrite, progress=advance)
+    _print(chosen, len(opened), out, json)
+
+
+def _require_one_source(bank: str | None, shelf: Path | None, strategy: str) -> None:
     if (bank is None) == (shelf is None):
         raise UsageError(
             "USAGE", "name one bank or directory to select from", fix="--bank BANK, or --from DIRECTORY"
@@ -74,41 +102,53 @@ def select(
             f"selection rule '{strategy}' compares all vectors with each other, and needs a bank",
             fix="aniso bank build first, then --bank",
         )
-    if out is not None:
-        require_writable(out, storage=storage or "fp32", overwrite=overwrite)
+
+
+def _require_one_kind(task: str | None, texts: Path | None, shots: int | None, length: int | None) -> None:
+    if task is not None and texts is not None:
+        raise UsageError("USAGE", "give --task or --texts, and only one of them", fix="leave one out")
+    if texts is None and length is not None:
+        raise UsageError("USAGE", "--length applies to --texts only", fix="leave out --length")
+    if texts is not None and shots is not None:
+        raise UsageError("USAGE", "--shots applies to --task only", fix="leave out --shots")
+    checks.existing_file(texts)
+
+
+def _texts(
+    name: str, weights: str | None, file: Path, length: int | None
+) -> tuple[Wrapped, Objective | None, str]:
+    """The language model, and its loss on the texts to select by; no vector is left out."""
+    from aniso.data import read_examples
+    from aniso.learn import LanguageLoss, text_dataset
+    from aniso.models import load_language_model
+
+    model = load_language_model(name, weights)
+    dataset = text_dataset(model, read_examples(file), file.name, "train", length=length)
+    show.notes(dataset.notes)
+    return model, LanguageLoss(dataset) * 1.0, ""
+
+
+def _images(
+    model: str, weights: str | None, task: str | None, data: Path | None, shots: int | None, seed: int
+) -> tuple[Wrapped, Objective | None, str]:
+    """The encoder, its loss on the items to select by, and the name of the task's own vector."""
+    from aniso.models import load_model
+
     encoder = load_model(model, weights)
-    images, own = _images(task, data, shots, seed)
-    opened = _opened(encoder, bank, shelf, skip_unfit)
-    opened = _without(opened, own, leave_out or [])
-    objective = None if images is None else CrossEntropy(images) * 1.0
-    with show.item_progress() as progress:
-        cache = None
-        if gradients is not None and images is not None and SELECTION_RULES.get(strategy).needs_gradient:
-            cache = _gradient_cache(gradients, encoder, images, seed)
-        inputs = SelectionInputs(encoder, objective, budget, seed, workers, progress, cache)
-        chosen = new_selection_rule(strategy, inputs).choose(opened)
-    if out is not None:
-        total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
-        with show.progress("writing", total) as advance:
-            chosen.bank.save(out, storage=storage or opened.storage, overwrite=overwrite, progress=advance)
-    _print(chosen, len(opened), out, json)
-
-
-def _images(task: str | None, data: Path | None, shots: int | None, seed: int) -> tuple[Labelled | None, str]:
-    """The images to select by, and the name of the task's own vector, which is left out."""
     if task is None:
-        return None, ""
+        return encoder, None, ""
     from aniso.data import load_task
     from aniso.experiments.problem import require_split
+    from aniso.learn import CrossEntropy
 
     with show.item_progress() as progress:
         found = load_task(task, data, progress=progress)
     show.notes(found.notes)
     train = require_split(found, "train", "vectors are selected by")
-    return (train if shots is None else train.shots(shots, seed)), found.name
+    return encoder, CrossEntropy(train if shots is None else train.shots(shots, seed)) * 1.0, found.name
 
 
-def _opened(encoder: Encoder, bank: str | None, shelf: Path | None, skip_unfit: bool) -> Bank:
+def _opened(model: Wrapped, bank: str | None, shelf: Path | None, skip_unfit: bool) -> Bank:
     if bank is not None:
         return options.open_bank(bank)
     from aniso.vectors import load_adapter_directory
@@ -116,7 +156,7 @@ def _opened(encoder: Encoder, bank: str | None, shelf: Path | None, skip_unfit: 
     assert shelf is not None
     with show.item_progress() as progress:
         found, notes = load_adapter_directory(
-            encoder.weight_source(), shelf, skip_unfit=skip_unfit, progress=progress
+            model.weight_source(), shelf, skip_unfit=skip_unfit, progress=progress
         )
     show.notes(notes)
     return found
@@ -129,17 +169,6 @@ def _without(bank: Bank, own: str, leave_out: list[str]) -> Bank:
     if not names:
         raise UsageError("BANK-NAME", "no vector is left to select from", fix="leave fewer out")
     return bank.only(*names)
-
-
-def _gradient_cache(path: Path, encoder: Encoder, images: Labelled, seed: int) -> GradientCache:
-    """The cache in a file, for everything that gradients depend on."""
-    from aniso.data import content_hash
-    from aniso.learn import CrossEntropy
-    from aniso.learn.selection import GradientCache
-
-    what = {**encoder.identity(), "config": encoder.config_words, "seed": seed}
-    what |= {"objective": (CrossEntropy(images) * 1.0).identity(), "pictures": content_hash(images)}
-    return GradientCache(path, what)
 
 
 def _print(chosen: Choice, among: int, out: Path | None, json: bool) -> None:

@@ -60,12 +60,35 @@ def _print_tasks(record: Record) -> None:
         before = f"{metrics.zero_shot[name]:.1%}" if name in metrics.zero_shot else ""
         tuned = f"{own[name]:.1%}" if name in own else ""
         interval = f"{low:.1%} to {high:.1%}"
-        rows.append((name, score.total, before, f"{score.accuracy:.1%}", interval, tuned))
-    columns = ("task", "images", "zero-shot", _column(record), "95 % interval", "own vector")
+        alone = [_share(part, name) for part in (metrics.head_alone, metrics.without_head)]
+        rows.append((name, score.total, before, *alone, f"{score.accuracy:.1%}", interval, tuned))
+    kinds = (f"{metrics.head.kind if metrics.head is not None else 'head'} alone", f"{_method(record)} alone")
+    columns = ("task", "images", "zero-shot", *kinds, _column(record), "95 % interval", "own vector")
     _print_table(columns, rows)
-    if len(rows) > 1:
+    if record.spec.setting == "negation":
+        _print_control(record)
+    elif len(rows) > 1:
         mean = sum(score.accuracy for score in metrics.accuracy.values()) / len(rows)
         show.line(f"mean over {len(rows)} tasks: {mean:.1%}")
+
+
+def _print_control(record: Record) -> None:
+    """Print what the control kept of its zero-shot accuracy; a mean with the target would mean nothing."""
+    name = record.spec.control or ""
+    before, floor = record.metrics.zero_shot.get(name), (record.spec.model_extra or {}).get("floor")
+    if not before or floor is None:
+        return
+    kept = record.accuracy(name) / before
+    below = "" if kept >= floor else "; below it on test: the floor is kept on validation data"
+    show.line(f"control kept {100 * kept:.1f} % of {100 * before:.1f} (floor {100 * floor:g} %){below}")
+
+
+def _share(shares: Mapping[str, float], name: str) -> str:
+    return f"{shares[name]:.1%}" if name in shares else ""
+
+
+def _method(record: Record) -> str:
+    return str(METHODS.get(record.spec.method).column)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -117,4 +140,5 @@ def _print_training(metrics: Metrics) -> None:
     if metrics.scale is not None:
         show.line(f"scale {metrics.scale:g}")
     if chosen is not None:
-        show.line(f"selected by {chosen.strategy}, budget {chosen.budget}: {', '.join(chosen.vectors)}")
+        kept = ", ".join(f"{name} ({count} blocks)" for name, count in chosen.vectors.items())
+        show.line(f"selected by {chosen.strategy}, budget {chosen.budget}: {kept}")

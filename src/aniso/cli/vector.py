@@ -17,7 +17,7 @@ app = typer.Typer(help="Single task vectors.", no_args_is_help=True)
 
 @app.command()
 def make(
-    tuned: Annotated[str, typer.Argument(help="The fine-tuned model or LoRA adapter.")],
+    tuned: Annotated[str, typer.Argument(help="The fine-tuned model or LoRA adapter, or its run.")],
     base: options.Base,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
     storage: options.Storage = "fp32",
@@ -34,10 +34,11 @@ def make(
     options.renames(rename)
     for ref in (tuned, base):
         checks.existing_weights(ref)
+    from aniso.experiments.run_files import weights_of
     from aniso.vectors import BlockSource, KeyEdits, TaskVector
     from aniso.weights import open_weights
 
-    source = open_weights(tuned)
+    source = open_weights(weights_of(tuned))
     blocks = BlockSource(open_weights(options.base_files(base)), scheme=scheme, activation=activation)
     dense = 4 * sum(block.numel for block in blocks.layout.blocks)
     with show.progress("comparing", source.nbytes + 2 * dense) as advance:
@@ -75,7 +76,7 @@ def show_(
         return
     show.notes(vector.notes)
     base = vector.base
-    show.line(f"{vector.name} over {base.label} ({base.fingerprint[:12]}), norm {vector.norm():.4g}")
+    show.line(f"{vector.name} over {base.label} ({base.content[:12]}), norm {vector.norm():.4g}")
     rows = []
     for block in vector.layout.blocks:
         norm, base_norm = vector.norms.get(block.name), base.norms.get(block.name)
@@ -118,7 +119,7 @@ def _summary(vector: TaskVector) -> dict[str, object]:
     base = vector.base
     return {
         "name": vector.name,
-        "base": {"label": base.label, "fingerprint": base.fingerprint, "activation": base.activation},
+        "base": {"label": base.label, "fingerprint": base.content, "activation": base.activation},
         "norm": vector.norm(),
         "relative_error": vector.relative_error,
         "origin": asdict(vector.provenance),

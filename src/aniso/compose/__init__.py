@@ -2,6 +2,7 @@
 
 from aniso.compose._engine.coefficient_index import BlockCoefficients, CoefficientIndex
 from aniso.compose.bake import Baked
+from aniso.compose.card import CardDetails
 from aniso.compose.coefficients import Coefficients
 from aniso.compose.composition import Composition
 from aniso.compose.linearised import Linearised, Tangent
@@ -17,6 +18,7 @@ __all__ = [
     "CoefficientIndex",
     "BlockCoefficients",
     "Baked",
+    "CardDetails",
     "MergedAdapter",
     "merge_adapters",
     "FactorComposition",

@@ -18,17 +18,20 @@ from torch import Tensor
 from aniso.compose._engine.block_partition import WholeBlock
 from aniso.compose._engine.coefficient_index import BlockCoefficients
 from aniso.compose._engine.stacking import stack_deltas
-from aniso.compose.card import model_card
+from aniso.compose.card import RECORD, CardDetails, learned_on, model_card
+from aniso.compose.card_metadata import Export
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError
-from aniso.models.dual_encoder import copied_files
-from aniso.models.sentence_modules import sentence_files
+from aniso.models.exported_files import ExportedFiles, exported_files, home_of
+from aniso.record_files import record_text
+from aniso.records import Record
 from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import DUAL, SENTENCE, TOKENIZER, Extras, convert
+from aniso.vectors.convert import Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import Progress, RawFile
+from aniso.weights.licence import stated_licence
 
 
 @final
@@ -53,6 +56,7 @@ class Baked(WeightSource):
         """``dtype`` is that of composed tensors; default: the base's. ``any_...`` skip a check."""
         coefficients.require_standard()
         chosen = coefficients.chosen(bank)
+        self._given = coefficients
         self._coefficients = coefficients.for_bank(chosen, any_bank=any_bank)
         self._bank = chosen
         self._blocks = chosen.over(base, any_base=any_base)
@@ -105,28 +109,23 @@ class Baked(WeightSource):
         *,
         to: str = "safetensors",
         activation: str | None = None,
-        command: str = "",
+        details: CardDetails | None = None,
         also: Mapping[str, tuple[bytes, str]] | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
         """Write one safetensors file, or a directory; return notes.
 
-        ``to`` is ``safetensors``; ``huggingface`` or ``open_clip`` for a CLIP; ``sentence-transformers`` for
-        a sentence encoder, whose pooling and limits are those of the base; ``dual-encoder`` for one.
+        ``to`` is ``safetensors``; ``open_clip`` for a CLIP; ``huggingface`` for a CLIP, a language model or
+        an image classifier; ``sentence-transformers`` for a sentence encoder; ``dual-encoder`` for one.
+        Configuration, tokenizer and preprocessing come from the directory of the base.
 
-        A directory also gets a model card, which names the ``command`` that made it, the coefficients, and
-        the base's tokenizer; ``also`` are more files for it, by name, each with a sentence
-        for the card.
+        A directory also gets the coefficients and a model card, which says what ``details`` holds: the record
+        of the run, a licence, the command. ``also`` are more files for it, by name, each with a sentence for
+        the card.
         """
-        provenance = self._coefficients.provenance
-        record = {
-            "aniso.base": provenance.base.content,
-            "aniso.bank": provenance.bank,
-            "aniso.vectors": ",".join(self._coefficients.vectors),
-            "aniso.partition": str(self._coefficients.partition),
-            "aniso.coefficients": hashlib.sha256(as_bytes(self._coefficients.values)).hexdigest(),
-        }
+        about = details or CardDetails()
+        about.require_record_of(self._given)
         base = self._bank.base.activation
         if activation and base not in (None, activation):
             raise InputError(
@@ -137,31 +136,46 @@ class Baked(WeightSource):
                 fix=f"--activation {base}, or leave it out",
             )
         known = activation or (None if self.info.config.activation else base)
-        return convert(
+        beside = ExportedFiles() if to == "safetensors" else exported_files(self, to)
+        files = {} if to == "safetensors" else {**beside.files, **self._extra_files(to, about, also or {})}
+        notes = convert(
             self,
             Path(out),
             to=to,
             activation=known,
             overwrite=overwrite,
             progress=progress,
-            extras=Extras(record, self._extra_files(to, command, also or {}) if to != "safetensors" else {}),
+            extras=Extras(self._metadata(about.record), files, beside.config),
         )
+        return (*notes, *beside.notes)
 
-    def _extra_files(self, to: str, command: str, also: Mapping[str, tuple[bytes, str]]) -> dict[str, bytes]:
-        more = [f"`{name}` {sentence}" for name, (_, sentence) in also.items()]
-        card = model_card(self._coefficients, self._bank, command=command, more=more)
-        out = {"README.md": card.encode(), "coefficients.safetensors": self._coefficients.to_bytes()}
-        out |= {name: content for name, (content, _) in also.items()}
-        files = self._blocks.source.files
-        home = files[0].path.parent if files else None
-        if to == SENTENCE:
-            out |= sentence_files(_require_home(home, self.label))
-        if to == DUAL:
-            out |= copied_files(_require_home(home, self.label))
-        if to == "huggingface" and home is not None and (home / "config.json").is_file():
-            tokenizer = [RawFile(home / name) for name in TOKENIZER if (home / name).is_file()]
-            out |= {file.path.name: file.read(0, file.size) for file in tokenizer}
-        return out
+    def _metadata(self, record: Record | None) -> dict[str, str]:
+        """Return the story of the weights for a file that may be all there is."""
+        return {
+            "aniso.base": self._given.provenance.base.content,
+            "aniso.bank": self._bank.whole_hash,
+            "aniso.vectors": ",".join(self._given.vectors),
+            "aniso.partition": str(self._given.partition),
+            "aniso.coefficients": self._given.content_hash,
+            **({"aniso.learned": learned_on(record)} if record is not None else {}),
+        }
+
+    def card_files(self, to: str, details: CardDetails) -> dict[str, bytes]:
+        """Return the card, the coefficients and the record, as files of a directory of another kind."""
+        details.require_record_of(self._given)
+        return self._extra_files(to, details, {})
+
+    def _extra_files(
+        self, to: str, about: CardDetails, also: Mapping[str, tuple[bytes, str]]
+    ) -> dict[str, bytes]:
+        more = (*about.more, *(f"`{name}` {sentence}" for name, (_, sentence) in also.items()))
+        licence = stated_licence(home_of(self._blocks.source))
+        full = replace(about, more=more, base_licence=licence)
+        card = model_card(self._given, self._bank, Export(to, self.info.config.architecture), full)
+        out = {"README.md": card.encode(), "coefficients.safetensors": self._given.to_bytes()}
+        if about.record is not None:
+            out[RECORD] = record_text(about.record).encode()
+        return out | {name: content for name, (content, _) in also.items()}
 
     def _load(self, name: str) -> Tensor:
         key = self._same.get(name, name)
@@ -206,15 +220,3 @@ class Baked(WeightSource):
             for stack in stack_deltas({vector: delta}, {vector: 0}):
                 stack.add_to(flat, row.unsqueeze(0).to(values.dtype), entry.partition)
         return values
-
-
-def _require_home(home: Path | None, label: str) -> Path:
-    """Return the directory of the base, which has the configuration and the tokenizer."""
-    if home is None or not (home / "config.json").is_file():
-        raise InputError(
-            "DIR-CONFIG",
-            f"'{label}' is no directory of a model",
-            expected="config.json beside the base's weights, and what else belongs to its kind",
-            fix="--base DIRECTORY, or --to safetensors",
-        )
-    return home

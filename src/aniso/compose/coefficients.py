@@ -22,7 +22,7 @@ from aniso.errors import AnisoError, InputError, printable
 from aniso.vectors import Bank, BaseInfo, Block, Kind
 from aniso.weights import SafetensorsFile, save_safetensors
 from aniso.weights.files import RawFile
-from aniso.weights.fingerprint import content_checksum, require_checksum
+from aniso.weights.fingerprint import content_checksum, require_checksum, tensor_hash
 
 SCHEMA = 1
 FORMAT = "aniso coefficients"
@@ -41,7 +41,7 @@ class CoefficientProvenance:
     layout: str
     base: BaseInfo
     bank: str
-    """The content hash of the bank."""
+    """The content hash of the whole bank, also if only some of its vectors have coefficients."""
     sources: dict[str, str]
     """The sha256 of the file that each vector was made from, which packing does not change."""
 
@@ -49,7 +49,7 @@ class CoefficientProvenance:
     def of(cls, bank: Bank) -> CoefficientProvenance:
         base = replace(bank.base, norms={})
         sources = {name: bank[name].provenance.sha256 for name in bank}
-        return cls(bank.layout.scheme, bank.layout.signature, base, bank.content_hash, sources)
+        return cls(bank.layout.scheme, bank.layout.signature, base, bank.whole_hash, sources)
 
 
 @final
@@ -127,6 +127,11 @@ class Coefficients:
     def __repr__(self) -> str:
         size = f"{len(self.vectors)} vectors, {len(self.blocks)} blocks"
         return f"Coefficients({len(self)}: {size}, {self.partition})"
+
+    @property
+    def content_hash(self) -> str:
+        """A hash of the values; it names these coefficients in cards, records and heads."""
+        return tensor_hash(self.values.detach().cpu())
 
     def of(self, vector: str, block: str) -> Tensor:
         """Return the coefficients of one vector in one block, one for each part."""
@@ -349,7 +354,7 @@ def _check_provenance(provenance: CoefficientProvenance, bank: Bank) -> None:
             found=_base_name(bank.base),
             fix="use the bank that they were learned on",
         )
-    if provenance.bank == bank.content_hash:
+    if provenance.bank in (bank.whole_hash, bank.content_hash):  # files of earlier versions hold the latter
         return
     for name, source in provenance.sources.items():
         if name not in bank:
@@ -366,7 +371,7 @@ def _check_provenance(provenance: CoefficientProvenance, bank: Bank) -> None:
 
 
 def _base_name(base: BaseInfo) -> str:
-    return f"{base.label} {base.fingerprint[:16]} ({base.activation})"
+    return f"{base.label} {base.content[:16]} ({base.activation})"
 
 
 def _check_names(coefficients: Coefficients, bank: Bank) -> None:

@@ -127,7 +127,12 @@ def read_captions(path: str | Path, part: str = "train") -> CaptionedImages:
     """
     path = Path(path)
     if not path.exists():
-        raise InputError("DATA-MISSING", f"there is no '{printable(path)}'", fix="ls; then --pairs PATH")
+        raise InputError(
+            "DATA-MISSING",
+            f"there is no '{printable(path)}'",
+            expected="a table with captions, or a classification data set",
+            fix=f"ls '{printable(path.parent)}'",
+        )
     if part in _HELD_OUT:
         raise UsageError("LEARN-TEST", f"pairs of {part} are held out", fix="leave it out, for train")
     table = _table_of(path, part)

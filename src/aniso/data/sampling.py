@@ -43,3 +43,17 @@ def per_class(ids: Sequence[str], labels: Sequence[int], count: int, *words: Has
     """Return ``count`` samples of every class, or all that it has."""
     groups = by_class(labels, shuffled(ids, *words))
     return sorted(i for members in groups.values() for i in members[:count])
+
+
+def folds(ids: Sequence[str], labels: Sequence[int], count: int, *words: Hashable) -> list[list[int]]:
+    """Return ``count`` disjoint groups of samples with equal shares of every class, as far as possible.
+
+    The only sample of a class is in no group, so that all others together always have every class.
+    """
+    out: list[list[int]] = [[] for _ in range(count)]
+    place = 0
+    for members in by_class(labels, shuffled(ids, *words)).values():
+        for member in members if len(members) > 1 else ():
+            out[place % count].append(member)
+            place += 1
+    return [sorted(group) for group in out if group]

@@ -203,6 +203,18 @@ class Labelled(Dataset[tuple[Any, int]]):
             chosen = sampling.stratified(self.ids, self.labels, count, *words)
         return self.take(chosen), self.without(chosen)
 
+    def folds(self, count: int, seed: int = 0) -> list[tuple[Labelled, Labelled]]:
+        """Return pairs of splits for cross-validation: all but one group of items, and that group.
+
+        Groups have equal shares of every class. The first split of a pair has items of every class that has
+        any; the only item of a class is therefore never in the second one.
+        """
+        groups = sampling.folds(self.ids, self.labels, count, "folds", seed)
+        return [
+            (self.without(group), self.take(group, f"fold {i} of {len(groups)}"))
+            for i, group in enumerate(groups, 1)
+        ]
+
 
 def _checked(index: int, length: int) -> int:
     """The place that an index means; IndexError ends a loop over a split, as over a list."""

@@ -83,6 +83,10 @@ class Evaluation(ABC):
     def measure(self, session: Session, result: MethodResult) -> Measurement:
         """Return metrics, notes about them, and predictions."""
 
+    def accuracies(self, session: Session, result: MethodResult) -> dict[str, float]:
+        """Return the accuracy on every test split, and nothing else; none where there are no labels."""
+        return {}
+
 
 @final
 @dataclass(frozen=True)
@@ -125,6 +129,12 @@ class LabelledEvaluation(Evaluation):
         ]
         notes += _prompt_notes(session, [s.classes for s in self.test_splits.values()])
         return Measurement(metrics, notes, tuple(made))
+
+    def accuracies(self, session: Session, result: MethodResult) -> dict[str, float]:
+        return {
+            name: accuracy(_classify(session, result.model_for(name), split, result.head).labels, split).value
+            for name, split in self.test_splits.items()
+        }
 
     def _zero_shot(self, session: Session) -> dict[str, float]:
         return {

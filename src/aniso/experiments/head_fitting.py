@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aniso.data import Labelled
-from aniso.learn import Best, FeatureCache, features
+from aniso.learn import Best, FeatureCache, ItemFeatures, features
 from aniso.learn.heads import Head, TipAdapter, new_head
 from aniso.models import ClassWeights
 from aniso.records import HeadSummary
@@ -95,8 +95,10 @@ def class_weights(session: Session) -> ClassWeights:
     return session.encoder.class_weights(session.shots.classes, progress=session.options.progress)
 
 
-def feature_cache(session: Session) -> FeatureCache | None:
+def feature_cache(session: Session) -> FeatureCache | ItemFeatures | None:
     """Return the cache of features, which is worth it where several heads are learned on them."""
+    if session.options.features is not None:
+        return session.options.features
     return FeatureCache.default() if session.setting.head_name is not None else None
 
 

@@ -51,15 +51,23 @@ class Subject:
         composition = Composition(_base(model, linearised), only, Partition.whole())
         composition.values.data.fill_(1.0)
         what = f"with {'linearised ' if linearised else ''}vector {vector}"
-        return cls(what, composition, {"bank": only.content_hash, "storage": only.storage})
+        return cls(what, composition, {"bank": only.whole_hash, "storage": only.storage})
 
     @classmethod
     def composed(cls, model: Wrapped, bank: Bank, path: Path, *, linearised: bool = False) -> Subject:
         """The base composed with the coefficients in a file."""
         coefficients = Coefficients.load(path)
         composition = Composition.of(_base(model, linearised), bank, coefficients)
-        hashes = {"bank": bank.content_hash, "coefficients": tensor_hash(coefficients.values)}
+        hashes = {"bank": bank.whole_hash, "coefficients": coefficients.content_hash}
         return cls(f"composed with {path.stem}", composition, hashes)
+
+    @classmethod
+    def with_adapter(cls, model: Wrapped, path: Path) -> Subject:
+        """The base with a LoRA adapter in PEFT's format."""
+        only = Bank.build(model, {"adapter": path})
+        composition = Composition(model, only, Partition.whole())
+        composition.values.data.fill_(1.0)
+        return cls(f"with adapter {path.name}", composition, {"adapter": only["adapter"].provenance.sha256})
 
     def with_head(self, path: Path) -> Subject:
         """Return the subject with a head that was learned on its features."""

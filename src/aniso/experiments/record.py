@@ -20,6 +20,7 @@ from aniso.experiments.result import RunResult
 from aniso.experiments.settings import Setting
 from aniso.json_value import JsonObject
 from aniso.learn.analysis import by_depth, by_kind, five_numbers
+from aniso.record_files import record_text
 from aniso.records import SCHEMA, Record, rounded
 from aniso.weights.atomic import write_text
 
@@ -71,7 +72,10 @@ def _summary(coefficients: Coefficients | None) -> JsonObject | None:
     matrix = coefficient_matrix(coefficients)
     omitted = "" if matrix else f"{len(coefficients):,} coefficients take more than {LARGEST // 1000} kB"
     stored = {"matrix": matrix.model_dump(mode="json", exclude_defaults=True)} if matrix else {}
-    return numbers | stored | ({"omitted": omitted} if omitted else {})
+    out: JsonObject = {"sha256": coefficients.content_hash}
+    for part in (numbers, stored, {"omitted": omitted} if omitted else {}):
+        out.update(part)
+    return out
 
 
 def coefficient_matrix(coefficients: Coefficients) -> CoefficientMatrix | None:
@@ -98,7 +102,7 @@ def _public(value: Any, names: Mapping[str, str]) -> Any:
 
 def write(path: Path, made: Record, *, overwrite: bool = False) -> None:
     """Write one record to a file of its own."""
-    write_text(path, json.dumps(made.content(), indent=1, sort_keys=True) + "\n", overwrite=overwrite)
+    write_text(path, record_text(made), overwrite=overwrite)
 
 
 def file_name(setting: Setting, label: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from aniso.compose import Coefficients, Composition, MergedAdapter, Plan, Runtime
 from aniso.experiments.content import Content
-from aniso.learn import Adapter, Fit
+from aniso.learn import Adapter, Fit, ItemFeatures
 from aniso.learn.heads import Head
 from aniso.progress import ProgressCallback
 from aniso.records import EpochRow, Inputs, Metrics, SelectionSummary
@@ -43,6 +43,8 @@ class RunOptions:
     epoch_done: Callable[[EpochRow], None] | None = None
     coefficients: Path | None = None
     """Directory of coefficients that the same settings without a head have learned."""
+    features: ItemFeatures | None = None
+    """Features that several sessions share."""
 
 
 @final

@@ -18,6 +18,7 @@ from aniso.experiments.run_files import (
     ADAPTER,
     CLASSES,
     COEFFICIENTS,
+    COMPARISON,
     FAILURE,
     HEAD,
     METRICS,
@@ -25,6 +26,7 @@ from aniso.experiments.run_files import (
     RECORD,
     SPEC,
     TENSORBOARD,
+    WANDB,
     WEIGHTS,
 )
 from aniso.experiments.settings import Setting
@@ -39,8 +41,8 @@ from aniso.weights.temporary import TEMPORARY
 
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
-    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, IMAGES),
-    *(CLASSES, PREDICTIONS),
+    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
+    *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES, CLASSES, PREDICTIONS),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
@@ -144,6 +146,9 @@ class RunDirectory:
             write_text(self.path / CLASSES, class_lists_text(outcome.classes), overwrite=True)
         if outcome.predictions:
             write_run_predictions(self.path / PREDICTIONS, made, outcome.predictions)
+        if outcome.classes:  # for model cards; in the records of a grid they would be repeated
+            names = {name: classes.names for name, classes in outcome.classes.items()}
+            made = made.with_values(inputs=made.inputs.with_values(class_names=names))
         write(self.path / RECORD, made, overwrite=True)
         self._remove_states()
         return made
@@ -153,5 +158,16 @@ class RunDirectory:
             disk.remove(state)
 
     def outputs(self) -> list[str]:
-        names = (COEFFICIENTS, WEIGHTS, HEAD, ADAPTER, PREDICTIONS, CLASSES, RECORD, METRICS, SPEC)
+        names = (
+            COEFFICIENTS,
+            WEIGHTS,
+            HEAD,
+            ADAPTER,
+            PREDICTIONS,
+            CLASSES,
+            RECORD,
+            METRICS,
+            SPEC,
+            COMPARISON,
+        )
         return [name for name in names if (self.path / name).exists()]

@@ -48,6 +48,18 @@ class Session:
         self.options = options or RunOptions()
         self.tasks: dict[str, Task] = {} if tasks is None else tasks
 
+    def sibling(self, setting: Setting, tasks: dict[str, Task]) -> Session:
+        """Return a session of another setting with the same base and bank, which are not loaded again.
+
+        ``tasks`` replace the data: a task of the same name may have other splits.
+        """
+        other = Session(setting, self.options, tasks)
+        other.__dict__["device"] = self.device
+        other.__dict__["model"] = self.model
+        if self.setting.bank is not None and setting.bank == self.setting.bank:
+            other.__dict__["whole_bank"] = self.whole_bank
+        return other
+
     # what is loaded
 
     @cached_property
@@ -263,15 +275,23 @@ class Session:
             check_head(self)  # what cannot work is reported before the hours of training
         _ = self.problem
         _ = self._content_hashes  # of what is learned from, not of what may have replaced it since
-        result = self.setting.method.run(self)
-        if self.setting.head_name is not None and result.head is None:
-            result = fit_head(self, result)
-        return self._evaluated(result)
+        learned = self.setting.method.run(self)
+        return self._evaluated(learned, self.with_head(learned))
 
-    def _evaluated(self, result: MethodResult) -> RunResult:
+    def with_head(self, result: MethodResult) -> MethodResult:
+        """Return a method's result with the setting's head, learned on its features, if there is one."""
+        if self.setting.head_name is None or result.head is not None:
+            return result
+        return fit_head(self, result)
+
+    def _evaluated(self, learned: MethodResult, result: MethodResult) -> RunResult:
+        """Evaluate a result; ``learned`` is the method's own, before the head was added."""
         evaluation = self.problem.evaluation
         measured = evaluation.measure(self, result)
-        metrics, notes = measured.metrics.merged(result.metrics), measured.notes
+        metrics, notes = measured.metrics, measured.notes
+        if self.setting.compare and result.head is not None:
+            metrics = metrics.with_values(**self._parts_alone(learned))
+        metrics = metrics.merged(result.metrics)
         coefficients = result.coefficients
         if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
             metrics = metrics.model_copy(update={"selection": self.selection_summary})
@@ -295,6 +315,18 @@ class Session:
             predictions=measured.predictions,
             classes=evaluation.classes or {t.name: t.classes for t in [*self.tasks.values()][:1]},
         )
+
+    def _parts_alone(self, learned: MethodResult) -> dict[str, dict[str, float]]:
+        """Return accuracies of the head on the base, and of what was learned without the head.
+
+        Both are cheap: features of the base are cached, and those of the learned model are known by now.
+        """
+        if not self.setting.method.changes_model or self.setting.head_name is None:
+            return {}
+        alone = {"head_alone": self.with_head(MethodResult(lambda task: self.model))}
+        if learned.head is None:
+            alone["without_head"] = learned
+        return {name: self.problem.evaluation.accuracies(self, part) for name, part in alone.items()}
 
     def _head_identity(self, result: MethodResult) -> dict[str, str]:
         from aniso.learn import feature_identity
@@ -325,5 +357,6 @@ class Session:
         found = {**self.setting.inputs(self).content(), "content": self._content_hashes}
         bank = self.setting.method.vectors_used(self)
         if bank is not None:
-            found |= {"bank": bank.content_hash, "vectors": tuple(bank.names)}
+            hashes = {"bank": bank.whole_hash, "selected": bank.content_hash}
+            found |= {**hashes, "vectors": tuple(bank.names)}
         return Inputs.model_validate(found)

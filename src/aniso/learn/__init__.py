@@ -4,12 +4,18 @@ from aniso.learn import heads, keep, objectives, selection
 from aniso.learn._training.checkpointed_run import METRICS
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.interrupt import REQUESTS, Interrupt
-from aniso.learn._training.tensorboard import TensorBoardWriter
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
 from aniso.learn.calibration import Calibration, calibrate, fit_temperature
 from aniso.learn.evaluate import Accuracy, accuracy, classify, evaluate, iterate_logits, predict, wilson
-from aniso.learn.features import FeatureCache, composed_identity, feature_identity, features
+from aniso.learn.features import (
+    FeatureCache,
+    ItemFeatures,
+    ViewRequest,
+    composed_identity,
+    feature_identity,
+    features,
+)
 from aniso.learn.finetune import PAPER, Tuned, finetune, tuned_weights
 from aniso.learn.fit import Fit, fit
 from aniso.learn.gradient_free import evolve
@@ -32,6 +38,7 @@ from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
+from aniso.learn.tracking import Tracker
 from aniso.records import EpochRow
 from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
 
@@ -72,6 +79,8 @@ __all__ = [
     "Predictions",
     "features",
     "FeatureCache",
+    "ItemFeatures",
+    "ViewRequest",
     "feature_identity",
     "composed_identity",
     "text_dataset",
@@ -98,7 +107,7 @@ __all__ = [
     "differences",
     "Interrupt",
     "REQUESTS",
-    "TensorBoardWriter",
+    "Tracker",
     "heads",
     "keep",
     "objectives",

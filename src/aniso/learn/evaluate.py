@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aniso.data import Labelled
 from aniso.errors import InputError, NumericalError, UsageError, printable
-from aniso.learn.features import FeatureCache, features, iterate_features
+from aniso.learn.features import FeatureCache, ItemFeatures, features, iterate_features
 from aniso.learn.heads import Classifier
 from aniso.learn.predictions import Predictions
 from aniso.learn.unwrap import encoder_of
@@ -84,14 +84,14 @@ def predict(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return the predicted class of every item of a split, in order."""
-    pieces = iterate_logits(
+    found = classify(
         model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
     )
-    return torch.cat([logits.argmax(-1).cpu() for logits in pieces])
+    return found.labels
 
 
 def classify(
@@ -101,15 +101,16 @@ def classify(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Predictions:
     """Return the predicted class of every item of a split, in order, with its probability."""
     pieces = iterate_logits(
         model, split, head=head, batch_size=batch_size, workers=workers, cache=cache, progress=progress
     )
-    best = [logits.softmax(-1).max(-1) for logits in pieces]
-    labels, confidence = (torch.cat([one[i].cpu() for one in best]) for i in (1, 0))
+    # classes by logits: of probabilities that round to the same number the first would win
+    best = [(logits.argmax(-1).cpu(), logits.softmax(-1).amax(-1).cpu()) for logits in pieces]
+    labels, confidence = (torch.cat(column) for column in zip(*best, strict=True))
     return Predictions(labels, confidence, split.classes)
 
 
@@ -121,7 +122,7 @@ def iterate_logits(
     head: Classifier | None = None,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[Tensor]:
     """Yield the logits of every item of a split, in order, a batch at a time; raises if one is not finite."""

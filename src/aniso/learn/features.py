@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from aniso.compose import Coefficients, Composition
-from aniso.data import Batches, Split, by_length, content_hash
+from aniso.data import Batches, Labelled, Split, by_length, content_hash
 from aniso.errors import AnisoError
 from aniso.learn.unwrap import encoder_of, require_items
 from aniso.models import Encoder
@@ -50,7 +52,7 @@ def composed_identity(base: str, bank: Bank, coefficients: Coefficients) -> dict
         "model": base,
         "bank": bank.content_hash,
         "partition": str(coefficients.partition.as_dict()),
-        "coefficients": tensor_hash(coefficients.values.detach().cpu()),
+        "coefficients": coefficients.content_hash,
         "linearised": str(coefficients.linearised),
     }
 
@@ -114,6 +116,71 @@ class FeatureCache:
             used -= stat.st_size
 
 
+@final
+@dataclass(frozen=True)
+class ViewRequest:
+    """Which transform of the items, how often, and the seed it is drawn by."""
+
+    view: str = "eval"
+    views: int = 1
+    seed: int = 0
+
+
+@final
+class ItemFeatures:
+    """Features of labelled items in memory, by item: splits with common items share them.
+
+    The folds of a cross-validation and all heads on one model need the features of the same shots.
+    ``seconds`` counts the time of computing, and ``charged`` the time that would have been needed if nothing
+    had been shared.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.charged = 0.0
+        self._rows: dict[tuple[str, ViewRequest], dict[tuple[str, str], Tensor]] = {}
+        self._cost: dict[tuple[str, ViewRequest], float] = {}
+
+    def features(
+        self,
+        model: nn.Module,
+        split: Labelled,
+        request: ViewRequest,
+        *,
+        batch_size: int = 256,
+        workers: int = 0,
+        progress: ProgressCallback | None = None,
+    ) -> Tensor:
+        """Return features as ``aniso.features`` does; those of new items are computed."""
+        key = (combined_hash(feature_identity(model)), request)
+        rows = self._rows.setdefault(key, {})
+        names = [(split.role, name) for name in split.ids]
+        missing = [i for i, name in enumerate(names) if name not in rows]
+        if missing:
+            begun = time.monotonic()
+            new = features(
+                model,
+                split if len(missing) == len(split) else split.take(missing),
+                view=request.view,
+                views=request.views,
+                seed=request.seed,
+                batch_size=batch_size,
+                workers=workers,
+                progress=progress,
+            )
+            rows.update({names[i]: new[:, place] for place, i in enumerate(missing)})
+            spent = time.monotonic() - begun
+            self.seconds += spent
+            self._cost[key] = spent / len(missing)
+        self.charged += self._cost[key] * len(split)
+        return torch.stack([rows[name] for name in names], dim=1)
+
+    def keep_only(self, model: nn.Module) -> None:
+        """Forget the features of all other models."""
+        own = combined_hash(feature_identity(model))
+        self._rows = {key: rows for key, rows in self._rows.items() if key[0] == own}
+
+
 @torch.no_grad()
 def features(
     model: nn.Module,
@@ -124,13 +191,20 @@ def features(
     seed: int = 0,
     batch_size: int = 256,
     workers: int = 0,
-    cache: FeatureCache | None = None,
+    cache: FeatureCache | ItemFeatures | None = None,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Return features as a tensor views x items x width, not normalised.
 
     Random transforms depend on (seed, view, item) alone.
     """
+    if isinstance(cache, ItemFeatures):
+        if isinstance(split, Labelled):
+            how = ViewRequest(view, views, seed)
+            return cache.features(
+                model, split, how, batch_size=batch_size, workers=workers, progress=progress
+            )
+        cache = None
     cache = cache or FeatureCache(None)
     key = "" if cache.directory is None else _key(model, split, view, views, seed)
     found = cache.get(key) if key else None

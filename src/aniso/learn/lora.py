@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from aniso.compose.lora.adapter_base import task_type
 from aniso.data import sampling
 from aniso.errors import UsageError
 from aniso.learn._training.trainable import Trainable
@@ -60,7 +61,9 @@ def adapter(
             r=rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=_inputs_first(own)
         )
         wrapped = peft.get_peft_model(own._network, config)
-    wrapped.peft_config["default"].base_model_name_or_path = encoder.name  # not a path on this disk
+    stored = wrapped.peft_config["default"]
+    stored.base_model_name_or_path = encoder.name  # not a path on this disk
+    stored.task_type = task_type(encoder.model_config.architecture)  # AutoPeftModelFor... needs it
     tensors: dict[str, Tensor] = {name: p for name, p in own.named_parameters() if "lora_" in name}
     options = {"trained": "lora", "rank": rank, "alpha": alpha, "seed": seed, "peft": peft.__version__}
     options |= {} if layers == "both" else {"layers": layers}

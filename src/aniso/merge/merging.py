@@ -290,7 +290,7 @@ def _provenance(bank: Bank, rule: MergeRule, options: MergeOptions) -> Provenanc
     settings = {**rule.options(), **asdict(options)}
     shown = ", ".join(f"{key}={value}" for key, value in settings.items())
     sources = ", ".join(f"{name}@{source_hash(bank, name)[:16]}" for name in names)
-    digest = hashlib.sha256(f"{rule.kind}\0{shown}\0{bank.base.fingerprint}\n".encode())
+    digest = hashlib.sha256(f"{rule.kind}\0{shown}\0{bank.base.content}\n".encode())
     for name in names:  # norms tell apart a packed vector, or one with fewer blocks, of the same file
         norms = sorted(bank[name].norms.items())
         digest.update(f"{name}\0{source_hash(bank, name)}\0{norms}\n".encode())

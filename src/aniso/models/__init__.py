@@ -4,11 +4,12 @@ from aniso.models.cache import WeightsCache
 from aniso.models.encoder import Encoder
 from aniso.models.head import ClassWeights
 from aniso.models.language_model import LanguageModel, load_language_model
-from aniso.models.load import list_models, load_model, mini_directory
+from aniso.models.load import list_models, load_composed, load_model, mini_directory
 from aniso.models.wrapped import Wrapped
 
 __all__ = [
     "load_model",
+    "load_composed",
     "load_language_model",
     "Encoder",
     "LanguageModel",

@@ -33,7 +33,9 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     _require_one_head(network)
     family = Family(features_before_head, own_head=_own_head, own_classes=_class_names(network.config))
     model_config, _ = transformers_config(config)
-    return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder = Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder.home = path
+    return encoder
 
 
 def _class_names(config: Any) -> tuple[str, ...]:

@@ -27,13 +27,12 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.json_value import JsonObject
 from aniso.models import hugging_face, sentence_encoder
 from aniso.models.encoder import Encoder, Family, FrozenNetwork
+from aniso.models.image_tower import DEFAULT_SIZE, ImageTower, build_tower, tower_features, visual_part
 from aniso.models.image_tower import MODEL_TYPE as MODEL_TYPE
-from aniso.models.image_tower import ImageTower, build_tower, tower_features, visual_part
 from aniso.models.input_size import require_input_size
 from aniso.models.loading import fill
 from aniso.models.sentence_modules import sentence_files
 from aniso.models.transforms import Pixels
-from aniso.vectors.convert import TOKENIZER
 from aniso.weights import Ref, WeightSource, open_weights, save_safetensors
 from aniso.weights.atomic import atomic_directory, atomic_file
 from aniso.weights.directory import read_json
@@ -42,6 +41,10 @@ from aniso.weights.files import RawFile
 SCALE = 100.0
 """The largest logit scale, as in CLIP."""
 OURS = re.compile(r"config\.json|model\.safetensors|preprocessor_config\.json|README\.md|image|text")
+_CLIP_FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "preprocessor_config.json"),
+)
 _START = 1 / 0.07  # CLIP's first logit scale
 
 
@@ -103,7 +106,7 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     """
     _require_schema(path)
     source = open_weights(path)
-    pixels = hugging_face.pixels_of(path, None)
+    pixels = hugging_face.processor_pixels(path, DEFAULT_SIZE)
     tower = build_tower(path / "image", visual_part(source), pixels)
     require_input_size(path, tower.network, pixels.size, pixels.size)
     text = _text_encoder(path / "text")
@@ -230,7 +233,7 @@ def dual_encoder_files(tower: JsonObject, pixels: Pixels, text: Path) -> dict[st
 
 def copied_files(home: Path) -> dict[str, bytes]:
     """Return the files of a dual encoder's directory beside its weights, for a copy with other weights."""
-    pixels = hugging_face.pixels_of(home, None)
+    pixels = hugging_face.processor_pixels(home, DEFAULT_SIZE)
     return dual_encoder_files(read_json(home / "image/config.json"), pixels, home / "text")
 
 
@@ -246,7 +249,7 @@ def _text_files(text: Path) -> dict[str, bytes]:
     if sentence_encoder.recognises(text):
         small = sentence_files(text)
     else:
-        names = [name for name in ("config.json", *TOKENIZER) if (text / name).is_file()]
+        names = [name for name in _CLIP_FILES if (text / name).is_file()]
         small = {name: _content(text / name) for name in names}
     return {**small, weights.name: _content(weights)}
 

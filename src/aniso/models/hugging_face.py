@@ -39,7 +39,9 @@ def load(path: Path, name: str, weights: Ref | None = None) -> Encoder:
     model_config, _ = transformers_config(config)
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
-    return Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder = Encoder(name, network.float(), family, fitting_pixels(path, network), model_config)
+    encoder.home = path
+    return encoder
 
 
 def _has_text(source: WeightSource) -> bool:
@@ -90,19 +92,18 @@ def _text(network: Any, ids: Tensor) -> Tensor:
 
 
 def fitting_pixels(path: Path, network: Any) -> Pixels:
-    """Return ``pixels_of`` a directory; raises if the network does not accept images of that size."""
+    """Return the preprocessing of a directory; raises if the network does not accept images of that size."""
     config = getattr(network.config, "vision_config", network.config)
     built_for = _side(getattr(config, "image_size", None))
-    pixels = pixels_of(path, built_for)
+    pixels = processor_pixels(path, built_for or 224)
     require_input_size(path, getattr(network, "vision_model", network), pixels.size, built_for)
     return pixels
 
 
-def pixels_of(path: Path, built_for: int | None) -> Pixels:
-    """Return the image processor's settings, with CLIP's values as defaults."""
+def processor_pixels(path: Path, size: int) -> Pixels:
+    """Return the settings of the image processor in a directory; ``size`` is the network's own."""
     processor = _processor(path)
     _require_standard(path, processor)
-    size = built_for or 224
     resized, cropped = processor.get("size"), processor.get("crop_size")
     both = isinstance(resized, dict) and "height" in resized
     short = _side(resized) or size
@@ -128,8 +129,8 @@ def pixels_of(path: Path, built_for: int | None) -> Pixels:
 
 
 def processor_settings(pixels: Pixels) -> JsonObject:
-    """Return preprocessing as an image processor's preprocessor_config.json; ``pixels_of`` reads it back."""
-    side = round(pixels.size / pixels.margin)
+    """Return preprocessing as a preprocessor_config.json, which ``processor_pixels`` reads back."""
+    side = int(pixels.size / pixels.margin)
     size: JsonObject = {"shortest_edge": side}
     if pixels.resize == "squash":
         size = {"height": side, "width": side}

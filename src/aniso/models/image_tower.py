@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from aniso.errors import InputError, printable
 from aniso.json_value import JsonObject
 from aniso.models import classifier
-from aniso.models.hugging_face import pixels_of
+from aniso.models.hugging_face import processor_pixels
 from aniso.models.input_size import on_meta
 from aniso.models.transforms import Pixels
 from aniso.weights import Ref, WeightSource, open_weights
@@ -22,6 +22,7 @@ from aniso.weights.source import Renamed
 MODEL_TYPE = "aniso_dual_encoder"
 """The model type of a dual encoder in its config.json."""
 VISUAL = "visual."
+DEFAULT_SIZE = 224  # pixels, if the preprocessing names none
 _TIMM = "timm:"
 
 
@@ -60,7 +61,7 @@ def load_tower(name: str | Path, weights: Ref | None = None) -> ImageTower:
         config = dict(read_json(path / "config.json"))
         if config.get("model_type") == MODEL_TYPE:
             source = open_weights(path if weights is None else weights)
-            return build_tower(path / "image", visual_part(source), pixels_of(path, None))
+            return build_tower(path / "image", visual_part(source), processor_pixels(path, DEFAULT_SIZE))
         encoder = classifier.load_directory(path, path.resolve().name, weights)
     transforms: Any = encoder.transforms
     return _tower(encoder._network, config, transforms.pixels, text)

@@ -228,7 +228,9 @@ def load_language_model(name: str | Path, weights: Ref | None = None) -> Languag
         _require_causal(path, network.eval())
     config, _ = transformers_config(said)
     tokens = TextTokens(path, int(network.get_input_embeddings().num_embeddings))
-    return LanguageModel(called, network, tokens, config)
+    model = LanguageModel(called, network, tokens, config)
+    model.home = path
+    return model
 
 
 @torch.no_grad()

@@ -60,6 +60,13 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     )
 
 
+def load_composed(base: str, weights: Ref) -> Encoder:
+    """Return the encoder of a base with other weights; ``base`` may be NAME:TAG of open_clip's."""
+    name, colon, _ = base.partition(":")
+    by_tag = colon and not Path(base).exists() and open_clip.is_name(name)
+    return load_model(name if by_tag else base, weights)
+
+
 def path_of(text: str) -> Path:
     try:
         path = Path(text).expanduser()

@@ -144,13 +144,16 @@ def _build(
             fix="load the base, and make a task vector of this file: aniso vector make",
         )
     fill(network, source)
-    return Encoder(
+    size = network.visual.image_size
+    encoder = Encoder(
         name,
         network.float(),
         Family(_image, _text, OpenClipTokens(config, home)),
-        _pixels(name, network, preprocess),
+        preprocess_pixels(name, int(size[0] if isinstance(size, tuple | list) else size), preprocess),
         open_clip_config({"model_cfg": dict(config)}),
     )
+    encoder.home = home
+    return encoder
 
 
 def _network(config: Mapping[str, Any]) -> Any:
@@ -312,14 +315,14 @@ def _text(network: Any, ids: Tensor) -> Tensor:
     return features
 
 
-def _pixels(name: str, network: Any, said: Mapping[str, Any]) -> Pixels:
-    size = network.visual.image_size
+def preprocess_pixels(name: object, size: int, config: Mapping[str, Any]) -> Pixels:
+    """Return the settings of a ``preprocess_cfg``; ``size`` is the network's own."""
     pixels = Pixels(
-        int(size[0] if isinstance(size, tuple | list) else size),
-        three(said.get("mean")) or CLIP_MEAN,
-        three(said.get("std")) or CLIP_STD,
-        "bilinear" if said.get("interpolation") == "bilinear" else "bicubic",
-        "squash" if said.get("resize_mode") == "squash" else "shortest",
+        size,
+        three(config.get("mean")) or CLIP_MEAN,
+        three(config.get("std")) or CLIP_STD,
+        "bilinear" if config.get("interpolation") == "bilinear" else "bicubic",
+        "squash" if config.get("resize_mode") == "squash" else "shortest",
     )
     return bounded(name, pixels)
 

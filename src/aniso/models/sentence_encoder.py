@@ -80,7 +80,9 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
     if isinstance(weights, str | Path):
         name = f"{name}:{Path(weights).name}"
     config, _ = transformers_config(read_json(modules.network / "config.json"))
-    return Encoder(name, network, family, TextTransforms(tokens, settings), config)
+    encoder = Encoder(name, network, family, TextTransforms(tokens, settings), config)
+    encoder.home = modules.network
+    return encoder
 
 
 def _network(path: Path, source: WeightSource) -> Any:

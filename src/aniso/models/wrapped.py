@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Self
 
 from torch import nn
@@ -20,6 +21,9 @@ class Wrapped(nn.Module, ABC):
 
     All its parameters are frozen.
     """
+
+    home: Path | None = None
+    """The directory it was loaded from, with its configuration and tokenizer; None for a name."""
 
     def __init__(self, name: str, network: nn.Module, config: ModelConfig | None = None) -> None:
         super().__init__()
@@ -50,7 +54,7 @@ class Wrapped(nn.Module, ABC):
 
     def weight_source(self) -> TensorMap:
         """Return the model's weights as a weight source."""
-        return TensorMap(self.state_dict(), self.name, config=self.model_config)
+        return TensorMap(self.state_dict(), self.name, config=self.model_config, home=self.home)
 
     @property
     def layout(self) -> Layout:

@@ -61,7 +61,8 @@ def mixed(records: Iterable[Record]) -> list[str]:
             given = r.spec.select is None and not (r.spec.bank or "").startswith("random:")
             if given and r.spec.bank is not None and r.inputs.bank is not None:
                 left_out = str(r.spec.model_dump().get("leave_out"))
-                banks[r.spec.bank, r.spec.method, *r.measured, left_out].add(r.inputs.bank)
+                used = r.inputs.selected or r.inputs.bank
+                banks[r.spec.bank, r.spec.method, *r.measured, left_out].add(used)
         changed = sorted({key[0] for key, hashes in banks.items() if len(hashes) > 1})
         notes += [f"{name}: mixes runs with different contents of bank {bank}" for bank in changed]
     return notes

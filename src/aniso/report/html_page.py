@@ -52,7 +52,7 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
 
 
 @dataclass(frozen=True)
-class Picture:
+class GalleryItem:
     """A thumbnail as JPEG, or a text, and its caption."""
 
     content: bytes | str
@@ -68,7 +68,7 @@ class Section:
     table: Table | None = None
     figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
     commands: tuple[str, ...] = ()
-    gallery: tuple[Picture, ...] = ()
+    gallery: tuple[GalleryItem, ...] = ()
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -115,7 +115,7 @@ def _section(number: int, section: Section) -> Iterator[str]:
         yield from _table(section.table)
     yield from (_figure(image, caption or section.heading, caption) for image, caption in section.figures)
     if section.gallery:
-        yield f'<div class="gallery">{"".join(map(_picture, section.gallery))}</div>'
+        yield f'<div class="gallery">{"".join(map(_gallery_item, section.gallery))}</div>'
     if section.commands:
         lines = "\n".join(_text(command) for command in section.commands)
         yield f"<pre><code>{lines}</code></pre>"
@@ -131,12 +131,12 @@ def _figure(image: bytes, alternative: str, caption: str) -> str:
     return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}</figure>'
 
 
-def _picture(picture: Picture) -> str:
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
-    if isinstance(picture.content, str):
-        return f"<figure><blockquote>{_text(picture.content)}</blockquote>{caption}</figure>"
-    data = base64.b64encode(picture.content).decode()
-    alternative = _text(picture.caption)
+def _gallery_item(item: GalleryItem) -> str:
+    caption = f"<figcaption>{_text(item.caption)}</figcaption>"
+    if isinstance(item.content, str):
+        return f"<figure><blockquote>{_text(item.content)}</blockquote>{caption}</figure>"
+    data = base64.b64encode(item.content).decode()
+    alternative = _text(item.caption)
     return f'<figure><img alt="{alternative}" src="data:image/jpeg;base64,{data}">{caption}</figure>'
 
 

@@ -13,7 +13,7 @@ from aniso.errors import InputError, printable
 from aniso.prediction_files import PredictedItem, PredictionFile
 from aniso.record_files import read_record
 from aniso.records import Record
-from aniso.report.html_page import Picture, Section
+from aniso.report.html_page import GalleryItem, Section
 from aniso.report.tables import Cell, Estimate, Table, markdown_text
 
 PREDICTIONS = "predictions.csv"
@@ -166,19 +166,19 @@ def prediction_sections(
     room = MOST_BYTES
     for one in found:
         out += [Section(t.title, table=t) for t in (class_table(one), confusion_table(one))]
-        pictures: list[Picture] = []
+        gallery: list[GalleryItem] = []
         for item in one.errors:
             content = items.get((one.directory, one.task, item.id))
             size = len(content) if isinstance(content, bytes) else 0
             if content is not None and size <= room:
                 room -= size
                 caption = f"{item.label} → {item.prediction} {item.probability:.0%}: {item.id}"
-                pictures.append(Picture(content, caption))
-        if pictures:
+                gallery.append(GalleryItem(content, caption))
+        if gallery:
             wrong = sum(count for (a, b), count in one.confusion.items() if a != b)
-            text = f"{len(pictures)} of {wrong:,} errors, by the probability of the wrong class."
+            text = f"{len(gallery)} of {wrong:,} errors, by the probability of the wrong class."
             heading = f"{one.heading}: most confident errors"
-            out.append(Section(heading, (text,), gallery=tuple(pictures)))
+            out.append(Section(heading, (text,), gallery=tuple(gallery)))
     return out
 
 

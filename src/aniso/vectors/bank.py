@@ -23,7 +23,7 @@ from aniso.vectors._files.bank_directory import (
     write_directory,
     write_facts,
 )
-from aniso.vectors._files.manifest import BANK_FILES, Fact, Manifest, check_vector_name
+from aniso.vectors._files.manifest import Fact, Manifest, check_vector_name
 from aniso.vectors._files.segment_writer import common_base
 from aniso.vectors._files.vector_table import VectorTable
 from aniso.vectors._matching.key_edits import KeyEdits
@@ -37,7 +37,7 @@ from aniso.vectors.packing import Storage
 from aniso.vectors.provenance import BaseInfo
 from aniso.vectors.task_vector import TaskVector, stored_vector
 from aniso.weights import Ref, open_weights
-from aniso.weights.atomic import locked, require_free, require_space
+from aniso.weights.atomic import locked, require_space
 from aniso.weights.files import Progress
 
 
@@ -52,12 +52,6 @@ class SelectionRule(Protocol):
     """A rule of ``aniso.selection``."""
 
     def choose(self, bank: Bank) -> Selection: ...
-
-
-def require_writable(path: str | Path, *, storage: str = "fp32", overwrite: bool = False) -> None:
-    """Raise the error that ``Bank.save`` would raise for this path, before an hour of computation."""
-    Storage.of(storage)
-    require_free(Path(path), overwrite=overwrite, ours=BANK_FILES)
 
 
 @final
@@ -79,8 +73,9 @@ class Bank:
         path: Path | None = None,
         manifest: Manifest | None = None,
         locations: Mapping[str, VectorLocation] | None = None,
+        parent: Bank | None = None,
     ) -> None:
-        """``path``, ``manifest`` and ``locations`` describe a bank on disk."""
+        """``path``, ``manifest`` and ``locations`` are of a bank on disk; ``parent`` was selected from."""
         if not vectors:
             raise UsageError("BANK-NAME", "a bank needs at least one vector", fix="name a fine-tuned model")
         for name in vectors:
@@ -89,6 +84,7 @@ class Bank:
         self._table = VectorTable(self._vectors, dict(locations or {}))
         self.path = path
         self.manifest = manifest
+        self._parent = parent
         self.layout: Layout = next(iter(self._vectors.values())).layout
         require_one_base(self._vectors.values())
 
@@ -263,6 +259,11 @@ class Bank:
         """Hash of the base, names and deltas; it does not depend on where the bank is stored."""
         return self._table.content_hash(self.base, self.manifest)
 
+    @property
+    def whole_hash(self) -> str:
+        """The content hash of the bank that this one was selected from; its own if it was not."""
+        return (self._parent or self).content_hash
+
     def __len__(self) -> int:
         return len(self._vectors)
 
@@ -340,7 +341,8 @@ class Bank:
 
     def _subset(self, vectors: Mapping[str, TaskVector]) -> Bank:
         table = self._table.subset(vectors)
-        return Bank(vectors, path=self.path, manifest=self.manifest, locations=table.locations)
+        whole, places = self._parent or self, table.locations
+        return Bank(vectors, path=self.path, manifest=self.manifest, locations=places, parent=whole)
 
     def __reduce__(self) -> tuple[Callable[..., Bank], tuple[Any, ...]]:
         """Pickle the path, the cells and the content hash, not the deltas."""
@@ -370,9 +372,7 @@ class Bank:
 
     def _require_new(self, names: Collection[str]) -> None:
         for name in filter(self.__contains__, names):
-            raise UsageError(
-                "BANK-NAME", f"the bank already has a vector '{name}'", fix="choose another name"
-            )
+            raise UsageError("BANK-NAME", f"the bank already has a vector '{name}'", fix="use another name")
 
     def _require_known(self, names: Collection[str]) -> None:
         unknown = [name for name in names if name not in self]

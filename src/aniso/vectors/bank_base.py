@@ -33,8 +33,8 @@ def require_one_base(vectors: Iterable[TaskVector]) -> None:
             raise InputError(
                 "BANK-BASE",
                 f"vectors '{first.name}' and '{vector.name}' have different bases",
-                expected=f"{first.base.label} {first.base.fingerprint[:16]}",
-                found=f"{vector.base.label} {vector.base.fingerprint[:16]}",
+                expected=f"{first.base.label} {first.base.content[:16]}",
+                found=f"{vector.base.label} {vector.base.content[:16]}",
                 activations=" and ".join(f"{a} ({name})" for a, name in activations.items()),
                 fix="build the bank from one base",
             )
@@ -63,8 +63,8 @@ def require_base(model: BlockSource, base: BaseInfo, layout: Layout) -> None:
         raise InputError(
             "BANK-BASE",
             f"'{model.label}' is not the bank's base",
-            expected=f"{base.label} {base.fingerprint[:16]} ({base.activation})",
-            found=f"{found.label} {found.fingerprint[:16]} ({found.activation})",
+            expected=f"{base.label} {base.content[:16]} ({base.activation})",
+            found=f"{found.label} {found.content[:16]} ({found.activation})",
             fix=f"use the bank's base: {base.label}; from Python any_base=True, if you are sure",
         )
 

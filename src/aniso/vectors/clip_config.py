@@ -32,6 +32,12 @@ class _TextTower:
     heads: int
 
 
+def clip_sizes(source: WeightSource) -> tuple[int, int, int]:
+    """Return the sizes of a complete CLIP: images in pixels, the vocabulary, and texts in tokens."""
+    vision, text, _ = _towers(source)
+    return vision.image, text.vocabulary, text.context
+
+
 def clip_config(source: WeightSource, to: str, activation: str | None) -> tuple[JsonObject, list[str]]:
     """Return the configuration that ``huggingface`` or ``open_clip`` needs, and notes on assumed values."""
     agreed = agreed_activation(source, activation)
@@ -121,6 +127,8 @@ def _hugging_face_config(vision: _VisionTower, text: _TextTower, activation: str
             "max_position_embeddings": text.context,
             "vocab_size": text.vocabulary,
             "projection_dim": vision.embed,
+            # CLIP's tokenizers end with the tokens for the beginning and the end of a text
+            "bos_token_id": text.vocabulary - 2,
             # 2 makes transformers pool the token with the largest id, as open_clip does
             "eos_token_id": 2,
         },

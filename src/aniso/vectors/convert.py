@@ -13,49 +13,34 @@ import torch
 from torch import Tensor
 
 from aniso.errors import InputError, NumericalError, UsageError, printable
+from aniso.json_value import JsonObject
+from aniso.vectors import naming
 from aniso.vectors.block_source import require_model
 from aniso.vectors.clip_config import clip_config
-from aniso.vectors.naming import HUGGING_FACE, OPEN_CLIP, TEXT, VISION, Rule, expanded, layers_of, recognise
+from aniso.vectors.naming import TEXT, VISION, Rule, expanded, layers_of, recognise
 from aniso.weights import SafetensorsWriter, WeightSource, header_room
 from aniso.weights.atomic import atomic_directory, atomic_file, require_space
 from aniso.weights.dtypes import FLOATS
 from aniso.weights.files import Progress
 
-_TARGETS = {"open_clip": OPEN_CLIP, "huggingface": HUGGING_FACE}
+OPEN_CLIP, HUGGING_FACE = "open_clip", "huggingface"
+_TARGETS = {OPEN_CLIP: naming.OPEN_CLIP, HUGGING_FACE: naming.HUGGING_FACE}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
-"""Files of a model directory that preprocessing and tokenising need, beside weights and configuration."""
 SENTENCE = "sentence-transformers"
 """A directory under the source's own names, whose configuration comes with it in ``Extras``."""
 DUAL = "dual-encoder"
 """Likewise, with the text tower in a directory of its own."""
-_OWN_NAMES = (SENTENCE, DUAL)
-_BESIDE = (
-    *TOKENIZER,
-    "README.md",
-    "coefficients.safetensors",
-    "classes.json",
-    "vocab.txt",
-    "modules.json",
-    "sentence_bert_config.json",
-    "1_Pooling",
-    "image",
-    "text",
+DIRECTORY_FILES = re.compile(
+    r"(open_clip_)?(model\.safetensors|config\.json)|(generation|preprocessor|processor)_config\.json"
+    r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
+    r"|merges\.txt|spiece\.model|tokenizer\.model|chat_template\.jinja"
+    r"|README\.md|(coefficients|head)\.safetensors|record\.json"
+    r"|modules\.json|sentence_bert_config\.json|1_Pooling|2_Normalize|classes\.json|image|text"
 )
-_OURS = re.compile(
-    r"(open_clip_)?(model\.safetensors|config\.json)|" + "|".join(re.escape(name) for name in _BESIDE)
-)
+"""Names of the files and folders in a directory that is written here."""
 _FILES = {
-    "open_clip": "open_clip_model.safetensors",
-    "huggingface": "model.safetensors",
+    OPEN_CLIP: "open_clip_model.safetensors",
+    HUGGING_FACE: "model.safetensors",
     SENTENCE: "model.safetensors",
     DUAL: "model.safetensors",
 }
@@ -76,7 +61,15 @@ class Extras:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Metadata of the safetensors file."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """More files for a directory, by name."""
+    """More files for a directory, by name; ``config.json`` is that of a model other than a CLIP."""
+    config: JsonObject = field(default_factory=dict)
+    """Settings of a CLIP's configuration that do not follow from its weights."""
+
+
+def is_clip(source: WeightSource) -> bool:
+    """True if the names are those of a CLIP with both towers, in one of the libraries."""
+    names = recognise(source.tensors)
+    return names.scheme in _TARGETS.values() and any(key.endswith("logit_scale") for key in names.keys)
 
 
 def convert(
@@ -96,7 +89,8 @@ def convert(
     by default. Returns notes; raises if a tensor has no name in the other library.
     """
     extras = extras or Extras()
-    if to not in ("safetensors", *_TARGETS) and not (to in _OWN_NAMES and "config.json" in extras.files):
+    own_names = to in (HUGGING_FACE, SENTENCE, DUAL) and "config.json" in extras.files
+    if to not in ("safetensors", *_TARGETS) and not own_names:
         raise UsageError(
             "USAGE",
             f"cannot convert to '{to}'",
@@ -110,24 +104,38 @@ def convert(
             "OUT-EXISTS", f"'{printable(out)}' holds the input", found=inside[0], fix="name another directory"
         )
     require_space(out, source.nbytes)
-    if to in ("safetensors", *_OWN_NAMES):
-        plan, files = Conversion({n: partial(source.read, n) for n in source.tensors}, ()), extras.files
+    files: dict[str, bytes] = {}
+    notes: list[str] = []
+    if to == "safetensors" or own_names:
+        plan = Conversion({n: partial(source.read, n) for n in source.tensors}, ())
+    else:
+        plan = renamed(source, to)
+        config, notes = clip_config(source, to, activation)
+        name = "config.json" if to == HUGGING_FACE else "open_clip_config.json"
+        files = {name: _json(_merged(config, extras.config))}
     if to == "safetensors":
         _write(out, plan, dtype, progress, extras.metadata, overwrite=overwrite)
         return (*source.info.notes, *plan.notes)
-    notes: list[str] = []
-    if to not in _OWN_NAMES:
-        plan = renamed(source, to)
-        config, notes = clip_config(source, to, activation)
-        name = "config.json" if to == "huggingface" else "open_clip_config.json"
-        files = {name: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(), **extras.files}
-    with atomic_directory(out, overwrite=overwrite, ours=_OURS) as unfinished:
+    with atomic_directory(out, overwrite=overwrite, ours=DIRECTORY_FILES) as unfinished:
         _write(unfinished / _FILES[to], plan, dtype, progress, extras.metadata)
-        for name, content in files.items():
+        for name, content in {**files, **extras.files}.items():
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(unfinished / name) as small:
                 small.stream.write(content)
     return (*source.info.notes, *plan.notes, *notes)
+
+
+def _json(config: JsonObject) -> bytes:
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _merged(config: JsonObject, more: JsonObject) -> JsonObject:
+    """Return a configuration with more settings; objects in it are merged in turn."""
+    out = dict(config)
+    for key, value in more.items():
+        known = out.get(key)
+        out[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return out
 
 
 def renamed(source: WeightSource, to: str) -> Conversion:
@@ -146,7 +154,7 @@ def renamed(source: WeightSource, to: str) -> Conversion:
     tensors: dict[str, Callable[[], Tensor]] = {}
     for rules in (VISION, TEXT):
         for rule in expanded(rules, layers_of(rules, left)):
-            theirs = (rule.open_clip,) if names.scheme == OPEN_CLIP else rule.hugging_face
+            theirs = (rule.open_clip,) if names.scheme == naming.OPEN_CLIP else rule.hugging_face
             missing += [name for name in theirs if name not in left]
             if not all(name in left for name in theirs):
                 continue
@@ -179,11 +187,11 @@ def _moved(
     def whole() -> Tensor:
         """The tensor in open_clip's form."""
         tensors = [source.read(key) for key in keys]
-        turned = rule.transposed and scheme == HUGGING_FACE
+        turned = rule.transposed and scheme == naming.HUGGING_FACE
         tensors = [t.T.contiguous() if turned else t for t in tensors]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-    if target == OPEN_CLIP:
+    if target == naming.OPEN_CLIP:
         return {rule.open_clip: whole}
     count = len(rule.hugging_face)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,16 +12,10 @@ class BaseInfo:
 
     label: str
     content: str
-    """A hash of the blocks' names and values, and of running statistics."""
+    """A hash of the blocks' names and values, and of running statistics; it names the base everywhere."""
     activation: str | None = None
     norms: Mapping[str, float] = field(default_factory=dict)
     """The Euclidean norm of each block, for plausibility checks."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of content and activation."""
-        text = f"{self.content}\0{self.activation or 'unknown'}"
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def is_same_as(self, other: BaseInfo) -> bool:
         """True if the content is equal and activations do not differ; None, unknown, equals any."""

@@ -113,7 +113,7 @@ def summarise_source(
                 fix="find out why training diverged; --allow-nonfinite only to look",
             )
         if not adapter:
-            fingerprint = BlockSource(source, finite=False).identity().fingerprint
+            fingerprint = BlockSource(source, finite=False).identity().content
     report = source.info.pickle
     return SourceSummary(
         source.label,

@@ -281,8 +281,8 @@ class TaskVector:
             raise InputError(
                 "VECTOR-BASE",
                 f"vectors '{self.name}' and '{other.name}' have different bases",
-                expected=f"{self.base.label} {self.base.fingerprint[:12]}",
-                found=f"{other.base.label} {other.base.fingerprint[:12]}",
+                expected=f"{self.base.label} {self.base.content[:12]}",
+                found=f"{other.base.label} {other.base.content[:12]}",
                 fix="make both from the same base",
             )
 
@@ -313,8 +313,8 @@ class TaskVector:
             raise InputError(
                 "BANK-BASE",
                 f"vector '{self.name}' was not made from '{blocks.label}'",
-                expected=f"{self.base.label} {self.base.fingerprint[:16]}",
-                found=f"{blocks.identity().fingerprint[:16]}",
+                expected=f"{self.base.label} {self.base.content[:16]}",
+                found=f"{blocks.identity().content[:16]}",
                 fix="use the base that the vector was made from, or any_base=True if you are sure",
             )
         same: dict[str, list[str]] = {}  # all names of a tied tensor, which share one tensor

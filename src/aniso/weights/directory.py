@@ -30,7 +30,9 @@ _QUICK, _SMALL = 2 << 30, 64 << 10
 # The settings of a CLIP in both libraries; any other setting means another model.
 _OPEN_CLIP_MODEL = ("embed_dim", "quick_gelu", "vision_cfg", "text_cfg")
 _OPEN_CLIP_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size")
-_OPEN_CLIP_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
+_OPEN_CLIP_TEXT = (
+    "context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "hf_tokenizer_name",
+)  # fmt: skip
 _OPEN_CLIP_DEFAULTS = {"vision_cfg.pool_type": "tok", "text_cfg.pool_type": "argmax"}
 _CLIP_DEFAULTS = {"layer_norm_eps": 1e-5, "num_channels": 3}
 
@@ -57,7 +59,7 @@ def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
             notes += [w for name in unused if (w := _difference(source, path, name))]
     config, config_notes = _read_config(path)
     source.label = printable(path)
-    source.info = replace(source.info, notes=(*notes, *config_notes), config=config)
+    source.info = replace(source.info, notes=(*notes, *config_notes), config=config, home=path)
     return source
 
 

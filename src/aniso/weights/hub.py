@@ -11,8 +11,9 @@ from aniso.errors import InputError, printable
 
 _ID = re.compile(r"^(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
 _WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-_SAFE = ("*.safetensors", "*.json", "merges.txt")
-_PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", "*.json", "merges.txt")
+_BESIDE = ("*.json", "merges.txt", "chat_template.jinja", "README.md")
+_SAFE = ("*.safetensors", *_BESIDE)
+_PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin", "adapter_model.bin", *_BESIDE)
 _TABLES = ("*.parquet", "*.json")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import final
 
 import torch
@@ -25,10 +26,11 @@ class TensorMap(WeightSource):
         label: str = "a state dict",
         activation: str | None = None,
         config: ModelConfig | None = None,
+        home: Path | None = None,
     ) -> None:
         """``config`` describes the model beside its tensors; ``activation`` alone is enough."""
         self.label = label
-        self.info = SourceInfo("memory", config=config or ModelConfig(activation=activation))
+        self.info = SourceInfo("memory", config=config or ModelConfig(activation=activation), home=home)
         for name, tensor in tensors.items():
             if not isinstance(tensor, Tensor):
                 raise InputError(

@@ -70,7 +70,7 @@ class PeftAdapter(WeightSource):
         notes = [*source.info.notes, f"update computed as {settings.formula()}"]
         if len(present) > 1:
             notes.append(f"{present[0]} used; {present[1]} not used")
-        info = SourceInfo(LORA, tuple(notes), source.info.pickle, ModelConfig())
+        info = SourceInfo(LORA, tuple(notes), source.info.pickle, ModelConfig(), home=path)
         return cls(label, settings, source, info, RawFile(path / CONFIG))
 
     def under(self, names: Mapping[str, str], info: SourceInfo) -> PeftAdapter:

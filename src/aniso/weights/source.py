@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from torch import Tensor
@@ -101,6 +102,8 @@ class SourceInfo:
     config: ModelConfig = field(default_factory=ModelConfig)
     revision: str | None = None
     """The commit of the hub repository."""
+    home: Path | None = None
+    """The directory with the model's configuration and tokenizer; None if there is none."""
 
 
 class WeightSource(ABC):

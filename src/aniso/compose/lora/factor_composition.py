@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from aniso.compose.composition import Composition, source_of
+from aniso.compose.lora.adapter_base import AdapterBase
 from aniso.compose.lora.merged_adapter import LayerUpdate, MergedAdapter, inputs_first, layers_of
 from aniso.compose.partition import Partition
 from aniso.compose.runtime import Runtime
@@ -198,7 +199,9 @@ class FactorComposition:
                 own = LayerUpdate(b[part.start : part.stop], torch.split(a, pair.rank)[piece])
                 updates[module] = own.oriented(self.base, module, part)
         turned = any(inputs_first(self.base, module) for module in updates)
-        return MergedAdapter(updates, 0.0, turned, None, self.bank)
+        return MergedAdapter(
+            updates, 0.0, turned, AdapterBase.of(self.base, self.bank.base.label), None, self.bank
+        )
 
 
 def _factor_bank(factors: FactorModel, pairs: Sequence[_FactorPair], bank: Bank) -> Bank:

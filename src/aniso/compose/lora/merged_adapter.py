@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -19,14 +19,18 @@ from torch import Tensor
 
 from aniso.compose._engine.block_partition import ColumnParts, RowParts, WholeBlock
 from aniso.compose._engine.coefficient_index import BlockCoefficients
-from aniso.compose.card import factors_card, model_card
+from aniso.compose.card import RECORD, CardDetails, factors_card, model_card
+from aniso.compose.card_metadata import PEFT, Export
 from aniso.compose.coefficients import Coefficients
+from aniso.compose.lora.adapter_base import AdapterBase
 from aniso.errors import InputError, UsageError, printable
 from aniso.json_value import JsonObject
+from aniso.record_files import record_text
 from aniso.vectors import Bank, Block, BlockSource, Delta, Dense, Kind, LowRank, Part
 from aniso.weights import Ref, save_safetensors
 from aniso.weights.atomic import atomic_directory, write_text
 from aniso.weights.files import Progress
+from aniso.weights.licence import stated_licence
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NOTHING = 1e-7  # of the largest singular value: zero within float32's precision
@@ -44,6 +48,12 @@ class LayerUpdate:
     def rank(self) -> int:
         return self.a.shape[0]
 
+    def padded(self, rank: int) -> LayerUpdate:
+        """Return the same update with rows and columns of zeros up to a rank."""
+        more = rank - self.rank
+        b = torch.cat([self.b, self.b.new_zeros(self.b.shape[0], more)], 1)
+        return LayerUpdate(b, torch.cat([self.a, self.a.new_zeros(more, self.a.shape[1])]))
+
     def oriented(self, blocks: BlockSource, module: str, part: Part) -> LayerUpdate:
         """Return the update as outputs by inputs, whatever the order in the block and the layer."""
         return LayerUpdate(self.a.T, self.b.T) if inputs_first(blocks, module) != part.transposed else self
@@ -59,6 +69,7 @@ class MergedAdapter:
     error: float
     """Norm of what a smaller rank leaves out, relative to the norm of all updates; 0 if exact."""
     fan_in_fan_out: bool
+    base: AdapterBase
     coefficients: Coefficients | None
     """Coefficients of whole updates; None for coefficients of factors, which fit no bank on disk."""
     bank: Bank
@@ -67,15 +78,27 @@ class MergedAdapter:
     def ranks(self) -> dict[str, int]:
         return {module: update.rank for module, update in self.updates.items()}
 
-    def config(self) -> JsonObject:
+    def padded(self, rank: int) -> MergedAdapter:
+        """Return the same adapter with one rank in all layers, so that PEFT can swap it for another."""
+        most = max(self.ranks.values())
+        if rank < most:
+            raise UsageError(
+                "USAGE",
+                f"an adapter of rank {most} cannot be padded to rank {rank}",
+                expected=f"{most} or more",
+                fix=f"--pad-rank {most}, or --rank {rank} to leave out what is smallest",
+            )
+        return replace(self, updates={module: update.padded(rank) for module, update in self.updates.items()})
+
+    def config(self, base_model: str | None = None) -> JsonObject:
         """Return PEFT's configuration; alpha is the rank, since PEFT multiplies by alpha / rank."""
         ranks = self.ranks
         most = max(ranks.values())
         other = {_pattern(module, ranks): rank for module, rank in ranks.items() if rank != most}
+        base = self.base if base_model is None else replace(self.base, name=base_model)
         return {
             "peft_type": "LORA",
-            "base_model_name_or_path": self.bank.base.label,
-            "task_type": None,
+            **base.settings(),
             "inference_mode": True,
             "r": most,
             "lora_alpha": most,
@@ -88,24 +111,38 @@ class MergedAdapter:
             "modules_to_save": None,
         }
 
-    def save(self, directory: str | Path, *, command: str = "", overwrite: bool = False) -> None:
-        """Write a directory that ``peft`` loads, with a model card and the coefficients."""
+    def save(
+        self, directory: str | Path, *, details: CardDetails | None = None, overwrite: bool = False
+    ) -> None:
+        """Write a directory that ``peft`` loads, with a model card, the coefficients and the tokenizer."""
+        about = details or CardDetails()
+        if self.coefficients is not None:
+            about.require_record_of(self.coefficients)
         tensors = {}
         for module, update in self.updates.items():
             tensors[f"base_model.model.{module}.lora_A.weight"] = update.a.contiguous()
             tensors[f"base_model.model.{module}.lora_B.weight"] = update.b.contiguous()
-        lost = f" Fewer ranks than the sum has lose {self.error:.2%} of it." if self.error else ""
-        note = f"Here they are written as a LoRA adapter for PEFT.{lost}"
         with atomic_directory(Path(directory), overwrite=overwrite) as place:
             save_safetensors(place / _WEIGHTS, tensors, {"format": "pt"})
-            write_text(place / _CONFIG, json.dumps(self.config(), indent=2, sort_keys=True) + "\n")
-            if self.coefficients is None:
-                write_text(place / "README.md", factors_card(self.bank, command=command))
-                return
-            write_text(
-                place / "README.md", model_card(self.coefficients, self.bank, command=command, more=[note])
-            )
-            self.coefficients.save(place / "coefficients.safetensors")
+            config = self.config(about.base_model)
+            write_text(place / _CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+            write_text(place / "README.md", self._card(about))
+            for name, content in self.base.tokenizer().items():
+                (place / name).write_bytes(content)
+            if about.record is not None:
+                write_text(place / RECORD, record_text(about.record))
+            if self.coefficients is not None:
+                self.coefficients.save(place / "coefficients.safetensors")
+
+    def _card(self, about: CardDetails) -> str:
+        export = Export(PEFT, self.base.architecture)
+        licence = stated_licence(self.base.home)
+        if self.coefficients is None:
+            return factors_card(self.bank, export, replace(about, base_licence=licence))
+        lost = f" Fewer ranks than the sum has lose {self.error:.2%} of it." if self.error else ""
+        note = f"Here they are written as a LoRA adapter for PEFT.{lost}"
+        full = replace(about, base_licence=licence, more=(*about.more, note))
+        return model_card(self.coefficients, self.bank, export, full)
 
 
 @final
@@ -167,7 +204,10 @@ def merge_adapters(
             fix="use the base itself",
         )
     turned = any(inputs_first(blocks, module) for module in updates)
-    return MergedAdapter(updates, math.sqrt(lost / whole) if whole else 0.0, turned, own, chosen)
+    error = math.sqrt(lost / whole) if whole else 0.0
+    return MergedAdapter(
+        updates, error, turned, AdapterBase.of(blocks, chosen.base.label), coefficients, chosen
+    )
 
 
 _CONV1D_MODELS = ("gpt2", "openaigpt", "imagegpt", "decisiontransformer", "clvp")

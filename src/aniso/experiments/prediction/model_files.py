@@ -87,7 +87,7 @@ class _RunSpec(BaseModel):
 def find_model(options: ModelOptions, kind: ItemKind) -> ModelFiles:
     """Return the parts of the classifier that options name; ``kind`` of items decides default prompts.
 
-    Raises an error if no classes are known, as far as this can be told without loading the model.
+    Raises an error if no classes are known, as far as this is known without loading the model.
     """
     _require_pairs(options)
     directory = Path(options.model).expanduser()

@@ -33,7 +33,8 @@ class LinearProbe(Head):
         return {"steps": self.steps, "decay": self._decay}
 
     def logits(self, features: Tensor) -> Tensor:
-        seen = functional.normalize(features, dim=-1) if self.unit else features
+        unit = self.unit.to(features.device).bool()  # not read by Python, so that it can be exported
+        seen = torch.where(unit, functional.normalize(features, dim=-1), features)
         return functional.linear(seen, self.weight.to(features), self.bias.to(features))
 
     def _descend(self, views: Tensor, labels: Tensor) -> Iterator[float]:

@@ -24,7 +24,7 @@ def new_selection_rule(name: str, inputs: SelectionInputs) -> SelectionRule:
         raise UsageError(
             "USAGE",
             f"selection rule '{name}' needs a task to select vectors for",
-            fix="--task TASK, or the rule 'random'",
+            fix="--task TASK, --texts FILE for a language model, or the rule 'random'",
         )
     return kind.from_inputs(inputs)
 

@@ -11,9 +11,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
+from aniso.data import TextDataset, content_hash
 from aniso.errors import InputError, printable
+from aniso.learn.objectives import Objective
+from aniso.models import Encoder, Wrapped
 from aniso.records import JsonValue
 from aniso.vectors import TaskVector
 
@@ -31,6 +34,17 @@ class GradientCache:
         self._known: dict[str, dict[str, float]] = {}
         if self.path.exists() and self.path.stat().st_size:
             self._read()
+
+    @classmethod
+    def of(cls, path: str | Path, model: Wrapped, objective: Objective, seed: int) -> Self:
+        """Return the cache in a file for everything that gradients depend on, the items included."""
+        what: dict[str, JsonValue] = {**model.identity(), "seed": seed, "objective": [*objective.identity()]}
+        if isinstance(model, Encoder):
+            what["config"] = model.config_words
+        hashes = [
+            content_hash(t.split) for _, t in objective.data_terms if not isinstance(t.split, TextDataset)
+        ]
+        return cls(path, {**what, **({"pictures": " ".join(hashes)} if hashes else {})})
 
     def get(self, vector: TaskVector) -> dict[str, float] | None:
         """Return the gradient of each of a vector's blocks, or None."""

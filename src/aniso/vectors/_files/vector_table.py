@@ -76,7 +76,8 @@ class VectorTable:
 
     def content_hash(self, base: BaseInfo, manifest: Manifest | None) -> str:
         """Hash the base, names and deltas; vectors on disk by the sha256 of their file."""
-        digest = hashlib.sha256(f"{base.fingerprint}\n".encode())
+        known = hashlib.sha256(f"{base.content}\0{base.activation or 'unknown'}".encode())
+        digest = hashlib.sha256(f"{known.hexdigest()}\n".encode())
         files = {r.file: r.sha256 for r in manifest.files} if manifest else {}
         for name, vector in self.vectors.items():
             location = self.locations.get(name)

@@ -1,0 +1,137 @@
+"""The numbers of the page "which method when" are those of the committed records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean, stdev
+
+from aniso.experiments.comparison.candidates import RULE
+from aniso.experiments.comparison.choice import ONE_SHOT_HEAD
+from aniso.experiments.removal import RemovalReport, RemovalRow
+from aniso.record_files import RecordStore
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/howto/which-method.md"
+MINI = {
+    "zero-shot": "zero-shot",
+    "LP++": "LP++",
+    "Tip-Adapter": "Tip-Adapter",
+    "learned anisotropic": "coefficients",
+    "learned anisotropic + Tip-Adapter": "coefficients + Tip-Adapter",
+}
+MINILM = {
+    "zero-shot": "zero-shot",
+    "linear probe": "linear probe",
+    "LP++": "LP++",
+    "Tip-Adapter": "Tip-Adapter",
+    "learned anisotropic": "coefficients",
+    "learned anisotropic + LP++": "coefficients + LP++",
+    "learned anisotropic + linear probe": "coefficients + linear probe",
+}
+Accuracies = dict[tuple[str, int], dict[int, dict[str, float]]]
+"""By label and shots: by seed and task, in per cent."""
+
+
+def accuracies(experiment: str) -> Accuracies:
+    found: Accuracies = {}
+    for record in RecordStore(ROOT / "experiments" / experiment / "records").finished().values():
+        (score,) = record.metrics.accuracy.values()
+        own = found.setdefault((record.label, record.spec.shots or 0), {})
+        own.setdefault(record.seed, {})[str(record.spec.task)] = 100 * score.accuracy
+    return found
+
+
+def cell(found: Accuracies, label: str, shots: int) -> str:
+    """Mean over tasks, and its standard error over seeds; zero-shot is recorded at one number of shots."""
+    if label == "zero-shot":
+        ((_, by_seed),) = [(key, value) for key, value in found.items() if key[0] == label]
+    elif (label, shots) not in found:
+        return "–"  # noqa: RUF001
+    else:
+        by_seed = found[label, shots]
+    means = [mean(tasks.values()) for tasks in by_seed.values()]
+    return f"{mean(means):.1f}" + (f" ± {stdev(means) / len(means) ** 0.5:.1f}" if len(means) > 1 else "")
+
+
+def by_task(found: Accuracies, label: str, shots: int) -> dict[str, float]:
+    seeds = found[label, shots].values()
+    return {task: mean(tasks[task] for tasks in seeds) for task in next(iter(seeds))}
+
+
+def rows(experiment: str, names: dict[str, str], shots: Iterable[int]) -> list[str]:
+    found = accuracies(experiment)
+    return [
+        f"| {name} | {' | '.join(cell(found, label, k) for k in shots)} |" for label, name in names.items()
+    ]
+
+
+def test_both_tables_are_made_from_records():
+    text = PAGE.read_text()
+    for row in (*rows("few-shot", MINI, (1, 4, 16)), *rows("minilm-few-shot", MINILM, (1, 4, 16))):
+        assert row in text, row
+
+
+def test_how_often_vectors_help_is_counted_from_records():
+    found = accuracies("few-shot")
+    pair = by_task(found, "learned anisotropic + Tip-Adapter", 16)
+    alone = by_task(found, "Tip-Adapter", 16)
+    gains = {task: pair[task] - alone[task] for task in alone}
+    helped = [task for task, gain in gains.items() if gain > 1]
+    hurt = [task for task, gain in gains.items() if gain < -1]
+    most, least = max(gains, key=gains.__getitem__), min(gains, key=gains.__getitem__)
+    sentence = (
+        f"by more than one point on {len(helped)} of {len(gains)} tasks and lower it on {len(hurt)}: "
+        f"from {gains[least]:+.1f} points (`{Path(least).name}`) to {gains[most]:+.1f} (`{Path(most).name}`)"
+    )
+    assert sentence in PAGE.read_text(), sentence
+
+
+def test_the_rule_for_one_shot_is_the_best_head_in_both_experiments():
+    assert ONE_SHOT_HEAD == "lpp"
+    for experiment, others in (
+        ("few-shot", ("Tip-Adapter",)),
+        ("minilm-few-shot", ("Tip-Adapter", "linear probe")),
+    ):
+        found = accuracies(experiment)
+        best = mean(by_task(found, "LP++", 1).values())
+        assert all(best > mean(by_task(found, label, 1).values()) for label in others), experiment
+
+
+def test_the_selection_rule_is_the_best_one_by_gradient_for_few_vectors():
+    found: dict[tuple[str, object], list[float]] = {}
+    for record in RecordStore(ROOT / "experiments/selection/records").finished().values():
+        (score,) = record.metrics.accuracy.values()
+        found.setdefault((str(record.spec.select), record.spec.budget), []).append(score.accuracy)
+    for budget in (1, 2, 5):
+        assert mean(found[RULE, budget]) > mean(found["gradient", budget])
+
+
+# removal
+
+
+def test_the_page_on_removal_shows_what_was_measured():
+    content = json.loads((ROOT / "experiments/removal/mnist.json").read_text())
+    text = (ROOT / "docs/howto/removal.md").read_text()
+    report = RemovalReport(
+        content["target"],
+        content["control"],
+        content["floor"],
+        tuple(
+            RemovalRow(**{key: value for key, value in row.items() if key != "kept"})
+            for row in content["rows"]
+        ),
+    )
+    assert list(report.findings) == content["findings"]
+    for row in report.rows:
+        shots = "" if row.shots is None else row.shots
+        numbers = f"{100 * row.before:.1f} | {100 * row.after:.1f}"
+        assert f"| {row.data} ({row.role}) | {row.measure} | {shots} | {numbers} |" in text, row
+    probe = max((r for r in report.rows if r.measure == "linear probe" and r.role == "target"), key=_shots)
+    assert f"keeps {100 * (probe.kept or 0):.0f} %" in text
+    assert f"control kept {100 * (report.control_share or 0):.1f} % of" in text
+
+
+def _shots(row: RemovalRow) -> int:
+    return row.shots or 0
