@@ -1,8 +1,8 @@
 """aniso composes fine-tuned models: one learned coefficient per task vector and parameter block.
 
-Objectives, heads, selection rules, keep rules, merge rules and the paper's recipes have namespaces of their
-own: ``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep``, ``aniso.merge`` and
-``aniso.recipes``.
+Objectives, heads, selection rules, keep rules, merge rules, starts and the paper's recipes have namespaces of
+their own: ``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep``, ``aniso.merge``,
+``aniso.starts`` and ``aniso.recipes``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aniso.learn import objectives as objectives
     from aniso.learn import search as search
     from aniso.learn import selection as selection
+    from aniso.learn import starts as starts
     from aniso.learn import text_dataset as text_dataset
     from aniso.models import Encoder as Encoder
     from aniso.models import LanguageModel as LanguageModel
@@ -101,6 +102,7 @@ _MODULES = {
     "selection": "aniso.learn.selection",
     "keep": "aniso.learn.keep",
     "merge": "aniso.merge",
+    "starts": "aniso.learn.starts",
     "recipes": "aniso.experiments.recipes",
 }
 __all__ = [*_HOMES, *_MODULES, "__version__"]

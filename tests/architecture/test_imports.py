@@ -30,6 +30,7 @@ LEVELS = {
     "progress": 0,
     "schedule": 1,
     "sizes": 1,
+    "start_text": 2,
     "weights": 1,
     "vectors": 2,
     "models": 3,

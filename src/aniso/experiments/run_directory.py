@@ -21,6 +21,7 @@ from aniso.experiments.run_files import (
     COMPARISON,
     FAILURE,
     HEAD,
+    MERGED,
     METRICS,
     PREDICTIONS,
     RECORD,
@@ -41,7 +42,7 @@ from aniso.weights.temporary import TEMPORARY
 
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
-    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
+    *(SPEC, RECORD, METRICS, COEFFICIENTS, MERGED, WEIGHTS, HEAD, ADAPTER),
     *(FAILURE, TENSORBOARD, WANDB, COMPARISON, IMAGES, CLASSES, PREDICTIONS),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
@@ -110,7 +111,7 @@ class RunDirectory:
 
         A state from before the first step is nothing if the input has to be mended, or other options given.
         """
-        unused = {SPEC, METRICS, _UNTRAINED} if isinstance(failure, InputError) else {SPEC}
+        unused = {SPEC, MERGED} | ({METRICS, _UNTRAINED} if isinstance(failure, InputError) else set())
         there = {p.name for p in self.path.iterdir() if p.name != IMAGES}
         if self._fresh and there <= unused:
             disk.remove(self.path)
@@ -160,6 +161,7 @@ class RunDirectory:
     def outputs(self) -> list[str]:
         names = (
             COEFFICIENTS,
+            MERGED,
             WEIGHTS,
             HEAD,
             ADAPTER,

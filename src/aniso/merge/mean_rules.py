@@ -25,6 +25,9 @@ class Mean(ElementwiseRule):
     def elements(self, deltas: Deltas) -> Tensor:
         return deltas.mean()
 
+    def coefficient(self, vectors: int) -> float:
+        return self.scale / vectors
+
 
 @MERGE_RULES.register("task-arithmetic")
 @final
@@ -37,6 +40,9 @@ class TaskArithmetic(ElementwiseRule):
 
     def elements(self, deltas: Deltas) -> Tensor:
         return deltas.total()
+
+    def coefficient(self, vectors: int) -> float:
+        return self.scale
 
 
 def mean(bank: Bank, *, scale: float = 1.0, **how: Unpack[MergeKeywords]) -> TaskVector:

@@ -56,6 +56,10 @@ class MergeRule(ABC):
         """Return the merged block of anything else: biases, norms, convolutions. By default the mean."""
         return deltas.mean()
 
+    def coefficient(self, vectors: int) -> float | None:
+        """Return the coefficient of each of so many vectors if the rule is their plain sum; else None."""
+        return None
+
     def prepared(self, blocks: Iterable[Deltas]) -> MergeRule:
         """Return the rule after a pass over all blocks, if it needs numbers of whole vectors."""
         return self

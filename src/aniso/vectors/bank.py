@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 from torch import Tensor
 
@@ -35,23 +35,11 @@ from aniso.vectors.delta import Delta
 from aniso.vectors.difference import difference_between
 from aniso.vectors.packing import Storage
 from aniso.vectors.provenance import BaseInfo
+from aniso.vectors.selection_protocol import SelectionRule
 from aniso.vectors.task_vector import TaskVector, stored_vector
 from aniso.weights import Ref, open_weights
 from aniso.weights.atomic import locked, require_space
 from aniso.weights.files import Progress
-
-
-class Selection(Protocol):
-    """The result of a selection rule, with the smaller bank."""
-
-    @property
-    def bank(self) -> Bank: ...
-
-
-class SelectionRule(Protocol):
-    """A rule of ``aniso.selection``."""
-
-    def choose(self, bank: Bank) -> Selection: ...
 
 
 @final
@@ -195,7 +183,7 @@ class Bank:
         blocks = None if base is None else BlockSource.of(base)
         with locked(path):
             current = Bank.load(path)
-            current._require_new(tuned)
+            current.require_new(tuned)
             assert current.manifest is not None
             if blocks is None:
                 new = Bank(cast(Mapping[str, TaskVector], tuned))
@@ -339,6 +327,12 @@ class Bank:
         """Return a smaller bank, chosen by one of the rules in ``aniso.selection``."""
         return rule.choose(self).bank
 
+    def with_vectors(self, vectors: Mapping[str, TaskVector]) -> Bank:
+        """Return the bank with more vectors over the same base, which are not written to disk."""
+        self.require_new(vectors)
+        more, places, whole = {**self._vectors, **vectors}, self._table.locations, self._parent or self
+        return Bank(more, path=self.path, manifest=self.manifest, locations=places, parent=whole)
+
     def _subset(self, vectors: Mapping[str, TaskVector]) -> Bank:
         table = self._table.subset(vectors)
         whole, places = self._parent or self, table.locations
@@ -346,6 +340,8 @@ class Bank:
 
     def __reduce__(self) -> tuple[Callable[..., Bank], tuple[Any, ...]]:
         """Pickle the path, the cells and the content hash, not the deltas."""
+        if self.manifest is not None and not set(self._vectors) <= set(self.manifest.vectors):
+            raise UsageError("BANK-MANIFEST", "vectors of this bank are not on disk", fix="bank.add(None, …)")
         cells = {name: [block.name for block in vector.blocks] for name, vector in self._vectors.items()}
         return _reload, (self._require_path().resolve(), cells, self.content_hash)
 
@@ -370,7 +366,8 @@ class Bank:
             raise UsageError("BANK-MANIFEST", "this bank is not on disk", fix="bank.save(directory)")
         return self.path
 
-    def _require_new(self, names: Collection[str]) -> None:
+    def require_new(self, names: Collection[str]) -> None:
+        """Raise an error if the bank has a vector of one of these names."""
         for name in filter(self.__contains__, names):
             raise UsageError("BANK-NAME", f"the bank already has a vector '{name}'", fix="use another name")
 
