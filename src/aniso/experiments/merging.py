@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aniso.vectors import Bank, TaskVector
 
 MERGE_OPTION_HELP = (
-    "Option of the merge rule, NAME=VALUE, such as keep=0.3 for ties or small=mean; repeatable."
+    "Option of the merge rule of --method or --start, NAME=VALUE, such as small=mean; repeatable."
 )
 
 

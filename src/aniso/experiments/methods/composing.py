@@ -51,7 +51,7 @@ class ComposingMethod(Method, ABC):
     )
     merge_options: tuple[str, ...] = option(
         (),
-        help=f"With a merge rule as --start: {MERGE_OPTION_HELP[0].lower()}{MERGE_OPTION_HELP[1:]}",
+        help=MERGE_OPTION_HELP,
         group="Method",
         flags=("--merge-option",),
         strict=False,

@@ -31,7 +31,7 @@ FINE_TUNING = Schedule(epochs=10, lr=1e-5)
 """The paper's recipe for fine-tuning CLIP; epochs differ by data set, see ``epochs`` in the cards."""
 
 
-MERGES: Mapping[str, str] = dict.fromkeys(
+MERGES: dict[str, str] = dict.fromkeys(
     MERGE_RULES.names, "a merge is one model of several tasks: fit addition; to learn from it: --start"
 )
 """Merge rules as methods, with the reason why they do not fit settings of one task."""
