@@ -36,7 +36,7 @@ def least_squares(bank: Bank, partition: Partition | None = None, *, ridge: floa
         found = filled_coefficients(bank, chosen, lambda vector, block: solved[vector])
     else:
         by_block = {name: _solved(system, ridge) for name, system in systems.items()}
-        found = filled_coefficients(bank, chosen, lambda vector, block: by_block[block.name][vector])
+        found = filled_coefficients(bank, chosen, lambda vector, block: by_block[block.name].get(vector, 0.0))
     return Start(bank, found, f"least squares, ridge {ridge:g}")
 
 
