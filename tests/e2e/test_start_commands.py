@@ -214,6 +214,35 @@ def test_plans_merge_nothing(addition, monkeypatch):
     assert "vectors        tsv" in addition("--method", "tsv", "--plan").out
 
 
+def test_a_vector_file_is_a_start(shelf, addition, aniso, tmp_path):
+    vector = tmp_path / "mine.safetensors"
+    ran = aniso(
+        "bank", "merge", "tsv", "--bank", shelf.bank, "--vectors", "cars,dtd", "--name", "mine", "-o", vector
+    )
+    assert ran.code == 0, ran.err
+    addition(*QUICK, "--start", vector, "-o", tmp_path / "run")
+    found = record(tmp_path / "run")
+    assert found["inputs"]["vectors"] == ["cars", "dtd", "mine"] and found["spec"]["start"] == vector.name
+    assert found["inputs"]["merged"]["mine"].startswith("tsv(")
+    assert TaskVector.load(tmp_path / "run" / "merged.safetensors").name == "mine"
+
+
+def test_a_vector_of_the_rules_name_in_the_bank_is_not_mistaken_for_the_merged_one(
+    shelf, addition, aniso, tmp_path
+):
+    bank = tmp_path / "bank"
+    Bank.load(shelf.bank).save(bank)
+    ran = aniso("bank", "merge", "tsv", "--bank", bank, "-o", bank)  # of all four vectors
+    assert ran.code == 0, ran.err
+    addition(*QUICK, "--bank", bank, "--start", "tsv", "-o", tmp_path / "run")
+    sources = record(tmp_path / "run")["inputs"]["merged"]["tsv"]
+    assert "cars@" in sources and "signs@" not in sources
+    baked = aniso(
+        "bake", tmp_path / "run", "--bank", bank, "--base", shelf.model, "-o", tmp_path / "m.safetensors"
+    )
+    assert baked.code == 0, baked.err
+
+
 def test_few_shot_merges_the_vectors_of_other_tasks(shelf, aniso, tmp_path):
     ran = aniso(*shelf.few_shot("--start", "least-squares", "-o", tmp_path / "one"))
     assert ran.code == 0, ran.err

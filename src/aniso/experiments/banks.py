@@ -33,14 +33,16 @@ def load_coefficients(bank: Bank, file: Path) -> tuple[Bank, Coefficients]:
     """Return a bank and coefficients in a file, or of a run; a merged vector beside them joins the bank.
 
     A run that starts at a merged vector, or merges alone, writes that vector beside its coefficients. It
-    joins if the coefficients need it and the bank lacks it.
+    joins if the coefficients need it, in place of a vector of the same name.
     """
     path = file_of(file, COEFFICIENTS)
     found, beside = Coefficients.load(path), path.parent / MERGED
-    if all(name in bank for name in found.vectors) or not beside.is_file():
+    merged = TaskVector.load(beside) if beside.is_file() else None
+    if merged is None or merged.name not in found.vectors:
         return bank, found
-    merged = TaskVector.load(beside)
-    return (bank.with_vectors({merged.name: merged}) if merged.name in found.vectors else bank), found
+    others = [name for name in bank if name != merged.name]
+    joined = {merged.name: merged}
+    return (bank.only(*others).with_vectors(joined) if others else Bank(joined)), found
 
 
 def coefficients_file(setting: Setting, inputs: Inputs) -> str:

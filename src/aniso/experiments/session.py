@@ -381,7 +381,8 @@ class Session:
         if bank is not None:
             hashes = {"bank": bank.whole_hash, "selected": bank.content_hash}
             found |= {**hashes, "vectors": tuple(bank.names)}
-            merged = [name for name in bank if name not in self.whole_bank]
+            known = {name: self.whole_bank[name].provenance for name in self.whole_bank}
+            merged = [name for name in bank if bank[name].provenance != known.get(name)]
             found |= {"merged": {name: bank[name].provenance.formula for name in merged}} if merged else {}
         if self.start is not None:
             found["start"] = {

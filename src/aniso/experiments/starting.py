@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aniso.compose import Partition
@@ -10,6 +11,7 @@ from aniso.experiments.merging import merge_rule, merged_vector, planned_vector
 from aniso.experiments.run_files import MERGED
 from aniso.learn import Start, starts
 from aniso.start_text import StartText, parse_start
+from aniso.vectors.task_vector import stored_vector
 from aniso.weights.atomic import make_directory
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ def starting_point(session: Session, method: ComposingMethod) -> Start | None:
 def _from_text(session: Session, text: StartText, partition: Partition) -> Start:
     bank = session.bank
     if text.file is not None:
-        joined, coefficients = load_coefficients(bank, text.file)
-        _keep_merged(session, joined)
-        return starts.from_coefficients(joined, coefficients, partition)
+        found = _from_file(bank, text.file, partition)
+        _keep_merged(session, found.bank)
+        return found
     if text.kind == "constant":
         return starts.constant(bank, text.numbers[0], partition)
     if text.kind == "depth":
@@ -45,8 +47,17 @@ def _from_text(session: Session, text: StartText, partition: Partition) -> Start
     return starts.least_squares(bank, partition, ridge=text.numbers[0])
 
 
+def _from_file(bank: Bank, file: Path, partition: Partition) -> Start:
+    """Return the start at a file of coefficients, at a run, or at a file that holds a vector."""
+    vector = stored_vector(str(file)) if file.is_file() else None
+    if vector is not None:
+        return starts.from_vector(bank, vector, partition)
+    joined, coefficients = load_coefficients(bank, file)
+    return starts.from_coefficients(joined, coefficients, partition)
+
+
 def _keep_merged(session: Session, joined: Bank) -> None:
-    """Write the merged vector that another run started at beside this run's coefficients, which need it."""
+    """Write a merged vector of another run or file beside this run's coefficients, which need it."""
     directory = session.options.directory
     for name in joined:
         if name not in session.bank and directory is not None:
