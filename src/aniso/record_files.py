@@ -14,7 +14,7 @@ from typing import final
 
 from pydantic import ValidationError
 
-from aniso.errors import InputError, printable
+from aniso.errors import InputError, UsageError, printable
 from aniso.records import SCHEMA, Record
 
 RECORDS = "records.jsonl"
@@ -29,8 +29,11 @@ def record_text(record: Record) -> str:
     return json.dumps(record.content(), indent=1, sort_keys=True) + "\n"
 
 
-def read_records(paths: Sequence[Path]) -> list[Record]:
-    """Read every record in these files and below these directories; copies count once."""
+def read_records(paths: Sequence[Path], labels: Sequence[str] = ()) -> list[Record]:
+    """Read every record in these files and below these directories, or those with one of these labels.
+
+    Copies count once.
+    """
     read: dict[tuple[str, str], tuple[str, Record]] = {}
     for path in _files(paths):
         for place, record in _records(path):
@@ -44,7 +47,17 @@ def read_records(paths: Sequence[Path]) -> list[Record]:
                     differs=", ".join(_differences(known, record)),
                     fix="report on one of the two",
                 )
-    return [record for _, record in read.values()]
+    found = [record for _, record in read.values()]
+    known_labels = {record.label for record in found}
+    if unknown := set(labels) - known_labels:
+        raise UsageError(
+            "RECORD",
+            "no record has this label",
+            found=sorted(unknown),
+            expected=", ".join(sorted(known_labels)),
+            fix="choose one of these labels",
+        )
+    return [record for record in found if not labels or record.label in labels]
 
 
 def failed_cells(paths: Sequence[Path]) -> int:

@@ -23,8 +23,9 @@ NAMES = (
 )
 OTHERS = (
     *("test-time-rates", "joint-epochs", "learning-rates", "coefficients"),
-    *("minilm-addition", "minilm-few-shot", "minilm-negation", "lite0-addition"),
+    *("minilm-addition", "minilm-few-shot", "minilm-negation", "minilm-test-time", "lite0-addition"),
 )
+_MISSING = "\N{EN DASH}"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
@@ -265,3 +266,33 @@ def test_the_tables_side_by_side_are_what_was_recorded():
     for label, row in {"isotropic search": "one scale, searched", "learned anisotropic": "learned"}.items():
         for target, control in (found[label] for found in negations):
             assert f"{target} ({control})" in text, row
+
+
+def _by_task(experiment: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Accuracy in per cent by label, task and seed."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for record in RecordStore(EXPERIMENTS / experiment / "records").finished().values():
+        ((task, score),) = record.metrics.accuracy.items()
+        found.setdefault(record.label, {}).setdefault(task, {})[record.seed] = 100 * score.accuracy
+    return found
+
+
+def _task_rows(experiment: str) -> list[str]:
+    """Rows of a table with a column for each task, and the mean if no task is missing."""
+    found = _by_task(experiment)
+    names = sorted({task for tasks in found.values() for task in tasks})
+    rows = []
+    for label, tasks in sorted(found.items(), key=lambda item: (item[0] != "zero-shot", item[0])):
+        cells = [f"{mean(tasks[name].values()):.1f}" if name in tasks else _MISSING for name in names]
+        seeds = [
+            [tasks[name][seed] for name in names if name in tasks] for seed in next(iter(tasks.values()))
+        ]
+        whole = _said([mean(seed) for seed in seeds]) if len(tasks) == len(names) else _MISSING
+        rows.append(f"| {label} | {' | '.join(cells)} | {whole} |")
+    return rows
+
+
+@pytest.mark.parametrize(("page", "experiment"), [(MINILM, "minilm-test-time")])
+def test_the_test_time_tables_are_what_was_recorded(page, experiment):
+    section = page.read_text().partition("## Test-time adaptation")[2].partition("\n## ")[0]
+    assert "\n".join(_task_rows(experiment)) in section

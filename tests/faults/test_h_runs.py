@@ -715,6 +715,31 @@ def test_H13_a_signal_to_the_whole_group_of_an_experiment_marks_no_cell_as_faile
     assert _results(records) == _results(tmp_path / "undisturbed")
 
 
+def test_H13_workers_share_a_grid_and_take_over_from_one_that_was_killed(aniso, grid, tmp_path):
+    records = tmp_path / "records"
+    shared = (*grid, *LONG, "--jobs", 1, "--claim", "--lease", 2)
+    with child(*shared, log=tmp_path / "first", first=lambda: slowly(0.3)) as first:
+        until(lambda: list(records.glob(".states/*/state-*")), what=first)
+        with child(*shared, log=tmp_path / "second") as second:
+            os.killpg(first.pid, signal.SIGKILL)
+            assert second.wait(120) == 0, second.said
+    assert "waiting for 1 cells of other workers" in second.said
+    assert aniso(*grid, *LONG, "-o", tmp_path / "alone").code == 0
+    assert _results(records) == _results(tmp_path / "alone")
+    assert not list(records.glob("*.json")) and not (records / ".claims").exists()
+
+
+def test_H13_shards_of_a_grid_are_the_whole_grid(aniso, grid, tmp_path):
+    only = ("--only", "good", "--only", "missing")
+    for number, count in ((1, 2), (1, 3), (2, 3), (3, 3)):  # another number of shards after the first
+        aniso(*grid, *only, "--shard", f"{number}/{count}")
+    assert len(runs.recorded(tmp_path / "records")) == 2
+    assert [json.loads(p.read_text())["label"] for p in tmp_path.glob("records/*.failed.json")] == ["missing"]
+    assert aniso(*grid, *only, "-o", tmp_path / "alone").code == 7
+    assert _results(tmp_path / "records") == _results(tmp_path / "alone")
+    assert aniso(*grid, "--shard", "1/2", "--rerun-changed").code == 2
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -177,6 +177,6 @@ def test_baking_takes_the_memory_of_a_few_blocks(tmp_path: Path):
         capture_output=True,
         text=True,
     )
-    # MB. A few blocks of 4 MB each, and pages of mapped files, which the kernel drops when it likes; a model
-    # has 100
+    # MB: a few blocks of 4 MB each, and pages of mapped files, which the kernel drops when it likes.
+    # A model has 100 MB.
     assert int(ran.stdout) < 70, ran.stdout

@@ -112,6 +112,8 @@ def test_the_twelve_types_of_a_layer_are_derived_from_names():
     [
         ("encoder.layer.11.attention.self.query.weight", "attention weight", 11, "W attention.self.query"),
         ("layer3.0.conv1.weight", "conv weight", 0, "W conv1"),
+        ("trunk.blocks.2.0.conv_dw.weight", "conv weight", 2, "W conv_dw"),
+        ("trunk.blocks.2.1.bn3.bias", "norm", 2, "β bn3"),
         ("blocks.1.attn.in_proj_weight.q", "attention weight", 1, "attn.in_proj_weight.q"),
         ("visual.proj", "projection", None, None),
     ],

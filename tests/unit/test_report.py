@@ -105,6 +105,14 @@ def test_records_are_found_in_directories_and_copies_count_once(tmp_path):
     assert (found.label, found.accuracy("a"), found.seed) == ("learned", 0.5, 0)
 
 
+def test_records_are_read_by_label(tmp_path, refused):
+    for name in ("probe", "coefficients"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(raw(label=name)))
+    assert [found.label for found in read_records([tmp_path], ["probe"])] == ["probe"]
+    with refused("RECORD", 2, "prob", "coefficients, probe"):
+        read_records([tmp_path], ["prob"])
+
+
 def test_two_records_of_one_run_must_agree(tmp_path, refused):
     data = raw()
     (tmp_path / "x.json").write_text(json.dumps(data))

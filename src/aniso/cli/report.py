@@ -28,6 +28,9 @@ def report(
             help="Write only this figure, such as venn, as PNG and SVG; repeatable. --figure ? lists all.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="Only records with this label; repeatable.")
+    ] = None,
     data: options.DataRoot = None,
     overwrite: options.Overwrite = False,
     json: show.Json = False,
@@ -39,7 +42,7 @@ def report(
 
     for name in figure or ():
         find_figure(name)
-    found = read_records(records)
+    found = read_records(records, label or ())
     if figure:
         files = draw_figures(found, figure)
     else:

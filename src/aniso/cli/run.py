@@ -32,6 +32,20 @@ def run(
     jobs: Annotated[int, typer.Option(help="Cells run at the same time.", min=1)] = 1,
     workers: options.Workers = 0,
     device: options.Device = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Run one of N parts of the cells, such as 2/8; for job arrays."),
+    ] = None,
+    claim: Annotated[
+        bool,
+        typer.Option(
+            "--claim", help="Share the cells with other processes or machines that run the same command."
+        ),
+    ] = False,
+    lease: Annotated[
+        float,
+        typer.Option(help="With --claim: seconds until the cell of a worker that died is taken over.", min=1),
+    ] = 600,
     timeout: Annotated[float | None, typer.Option(help="Time limit per cell, in seconds.", min=1)] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     rerun_changed: Annotated[
@@ -42,8 +56,16 @@ def run(
     json: show.Json = False,
 ) -> None:
     """Run every cell of an experiment that has no record yet; each writes one JSON record."""
+    from aniso.experiments.claims import Claims, parse_shard
     from aniso.experiments.strict_yaml import read_yaml, validated, with_values
 
+    in_shard = parse_shard(shard or "1/1")
+    if rerun_changed and (claim or shard):
+        raise UsageError(
+            "USAGE",
+            "--rerun-changed replaces records, which workers that share them would see as done",
+            fix="run the changed cells again without --claim and --shard",
+        )
     document = with_values(read_yaml(spec), set_ or [])
     from aniso.experiments import runner
     from aniso.experiments.grid import Grid
@@ -56,7 +78,7 @@ def run(
     used = {str(base.get("setting")) for base in bases}
     show.notes(SETTINGS.alias_note(name) for name in sorted(used) if name in SETTINGS.aliases)
     found = cells(experiment, document)
-    chosen = _chosen(found, only or [])
+    chosen = [cell for cell in _chosen(found, only or []) if in_shard(cell.setting.id)]
     grid = Grid(chosen, out or spec.parent / "records")
     compared = grid.compare(data)
     changed = compared.files
@@ -77,6 +99,10 @@ def run(
         done += 1
         show.progress_line(f"[{done}/{todo}] {_name(cell)}: {what} ({seconds:.0f} s)")
 
+    def waiting(count: int) -> None:
+        show.progress_line(f"waiting for {count} cells of other workers")
+
+    claims = Claims(grid.directory, lease) if claim else None
     count = runner.run(
         grid,
         options=CellOptions(data, workers, device),
@@ -85,6 +111,7 @@ def run(
         timeout=timeout,
         happened=happened,
         again=changed,
+        sharing=runner.Sharing(claims, waiting) if claim or shard else None,
     )
     if json:
         show.as_json({"cells": len(chosen), **count, "records": str(grid.directory)})

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from typing import Any, final
 
+from aniso.errors import LockedError
+from aniso.experiments.cell_source import CellSource, ClaimedCells, ListedCells
+from aniso.experiments.claims import Claims
 from aniso.experiments.grid import Grid, Status
 from aniso.experiments.spec import Cell
 from aniso.experiments.worker import INTERRUPTED, CellOptions, Place, run_cell
@@ -24,9 +28,28 @@ _GRACE = 20.0  # seconds to save a state in
 _TICK = 0.5
 _ASKED = (INTERRUPTED, -signal.SIGTERM)
 """Exit codes of cells that were asked to end: not failed, but to be run again."""
+_LOCKED = LockedError.exit_code
 
 Happened = Callable[[Cell, str, float], None]
 """Called with a cell, what became of it, and the seconds it took."""
+
+
+@final
+@dataclass(frozen=True)
+class Sharing:
+    """Other processes or machines work on the grid at the same time.
+
+    Without claims each has cells of its own, by ``parse_shard``.
+    """
+
+    claims: Claims | None = None
+    waiting: Callable[[int], None] = lambda count: None
+    """Called with the number of cells that others run, when there is nothing else to do."""
+
+    def source(self, grid: Grid, todo: list[Cell], retry_failed: bool) -> CellSource:
+        if self.claims is None:
+            return ListedCells(todo)
+        return ClaimedCells(grid, todo, self.claims, retry_failed=retry_failed, waiting=self.waiting)
 
 
 def run(
@@ -38,20 +61,24 @@ def run(
     timeout: float | None = None,
     happened: Happened | None = None,
     again: Collection[str] = (),
+    sharing: Sharing | None = None,
 ) -> dict[Status, int]:
     """Run what has no record; one that crashes, is killed or takes too long costs itself alone.
 
-    Cells whose id is in ``again`` are run although they have a record, which is replaced.
+    Cells whose id is in ``again`` are run although they have a record, which is replaced. Of the workers that
+    share a grid, the last to end packs the records.
     """
     make_directory(grid.directory)
-    with locked(grid.directory):
-        wanted = {"missing", "failed"} if retry_failed else {"missing"}
-        todo = [c for c in grid.cells if grid.status(c) in wanted or c.setting.id in again]
-        _Pool(grid, jobs, options or CellOptions(), timeout, happened).run(todo)
-        grid.compact()
+    wanted = {"missing", "failed"} if retry_failed else {"missing"}
     count: dict[Status, int] = {"recorded": 0, "failed": 0, "missing": 0}
-    for cell in grid.cells:
-        count[grid.status(cell)] += 1
+    with locked(grid.directory, shared=sharing is not None):
+        todo = [c for c in grid.cells if grid.status(c) in wanted or c.setting.id in again]
+        source = sharing.source(grid, todo, retry_failed) if sharing else ListedCells(todo)
+        _Pool(grid, jobs, options or CellOptions(), timeout, happened).run(source)
+        for cell in grid.cells:
+            count[grid.status(cell)] += 1
+    with contextlib.suppress(LockedError), locked(grid.directory):
+        grid.compact()
     return count
 
 
@@ -97,20 +124,28 @@ class _Pool:
         )
         self._running: list[_Running] = []
 
-    def run(self, todo: Sequence[Cell]) -> None:
-        left = list(todo)
-        with Interrupt() as stop:
+    def run(self, source: CellSource) -> None:
+        with Interrupt() as stop, source:
             try:
-                if left:
+                if source.left:
                     self._serve()
-                while (left or self._running) and stop.request is None:
-                    while left and len(self._running) < self._jobs and stop.request is None:
-                        self._start(left.pop(0), stop)
+                while (source.left or self._running) and stop.request is None:
+                    while (
+                        len(self._running) < self._jobs and stop.request is None and (cell := source.take())
+                    ):
+                        self._start(cell, stop)
                     wait([one.process.sentinel for one in self._running], timeout=_TICK)
-                    self._collect()
+                    self._end_lost(source)
+                    self._collect(source)
                 stop.check()
             finally:
                 self._end()
+
+    def _end_lost(self, source: CellSource) -> None:
+        """Ask cells to end that another worker has taken over."""
+        for one in self._running:
+            if source.lost(one.cell) and one.process.is_alive():
+                one.process.terminate()
 
     def _serve(self) -> None:
         """Start what forks the cells, with signals blocked; cells unblock them once they can heed them.
@@ -145,7 +180,7 @@ class _Pool:
             raise
         self._running.append(_Running(cell, process, time.monotonic()))
 
-    def _collect(self) -> None:
+    def _collect(self, source: CellSource) -> None:
         for one in list(self._running):
             seconds = time.monotonic() - one.begun
             late = self._timeout is not None and seconds > self._timeout
@@ -155,6 +190,7 @@ class _Pool:
             if not one.process.is_alive():
                 one.process.join()
                 self._running.remove(one)
+                source.ended(one.cell)
                 self._happened(one.cell, self._became(one, late), seconds)
 
     def _became(self, one: _Running, late: bool) -> str:
@@ -163,6 +199,9 @@ class _Pool:
             return "recorded"
         if one.process.exitcode in _ASKED:
             return "interrupted"
+        if one.process.exitcode == _LOCKED:
+            disk.remove(place.failure)
+            return "run by another process"
         if not place.failure.exists():
             reason = "took too long" if late else f"ended with code {one.process.exitcode}"
             _note_failure(place, one.cell, reason)

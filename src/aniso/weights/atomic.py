@@ -314,13 +314,16 @@ def require_space(path: Path, nbytes: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory against changes by other processes; the lock ends with its process."""
+def locked(directory: Path, *, shared: bool = False) -> Iterator[None]:
+    """Lock a directory against changes by other processes; the lock ends with its process.
+
+    Those who hold it ``shared`` change it together, and keep out who does not.
+    """
     with os_errors(directory):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as e:
             if e.errno not in (errno.EAGAIN, errno.EACCES):
                 raise

@@ -15,6 +15,7 @@ from aniso.records import Record
 
 FiveNumbers = Sequence[float]
 _NORM_LETTERS = ("\N{GREEK SMALL LETTER GAMMA}", "\N{GREEK SMALL LETTER BETA}")
+_NUMBER = re.compile(r"^\d+\.")
 _PARAMETER = re.compile(r"(?P<owner>.+)[._](?P<end>weight|bias)")
 
 
@@ -109,10 +110,11 @@ def block_type(block: BlockLabel) -> str | None:
     """Return the type of a layer's block, such as "W attn.in_proj"; None outside of layers.
 
     Weights are W and biases b, those of norms are the Greek gamma and beta. A CLIP's layer has twelve types.
+    Numbered parts of a stage, as convolutional networks have them, are one type if they have the same name.
     """
     if block.depth is None:
         return None
-    name = block_in_layer(block)
+    name = _NUMBER.sub("", block_in_layer(block))
     found = _PARAMETER.fullmatch(name)
     if not found:
         return name

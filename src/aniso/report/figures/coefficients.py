@@ -96,7 +96,7 @@ def box_panels(
     with drawing(kind) as canvas:
         if len(panels) == 1:
             (only,) = panels
-            canvas.frame(*_box_size(depths, len(names)), ": ".join(filter(None, (title, only))))
+            canvas.frame(*_box_size(depths, len(names)), ": ".join(filter(None, (title, short(only)))))
             places = [canvas.axes]
         else:
             width, height = _box_size(depths, len(names))
