@@ -17,7 +17,7 @@ from aniso.errors import UsageError, printable
 from aniso.learn._training.checkpointed_run import METRICS as METRICS
 from aniso.learn._training.checkpointed_run import CheckpointedRun, RunIdentity
 from aniso.learn._training.loop import Loop
-from aniso.learn._training.starting import load_start, start_coefficients
+from aniso.learn._training.starting import begin_at, start_coefficients
 from aniso.learn._training.trainable import Trainable
 from aniso.learn.keep import Keep, Last
 from aniso.learn.objectives import Objective, Term
@@ -88,7 +88,7 @@ def fit(
     keep = keep or Last()
     begin = None if start is None else start_coefficients(trainable.model, start)
     if begin is not None:
-        keep = load_start(trainable.model, begin, keep, workers=workers)
+        keep = begin_at(trainable.model, begin, keep, workers=workers)
     loop = Loop(trainable, whole, schedule, keep, seed=seed, workers=workers, online=online)
     row_done = epoch_done or (lambda row: None)
     notes: list[str] = []

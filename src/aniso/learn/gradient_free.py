@@ -21,7 +21,7 @@ from torch import Tensor
 from aniso.compose import Coefficients, Composition
 from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
-from aniso.learn._training.starting import load_start, start_coefficients
+from aniso.learn._training.starting import begin_at, start_coefficients
 from aniso.learn._training.validation import Validation, scores
 from aniso.learn.fit import Fit
 from aniso.learn.keep import Keep, Last
@@ -63,7 +63,7 @@ def evolve(
     _require_options(whole, evaluations, bound, parallel)
     keep = keep or Last()
     if start is not None:
-        keep = load_start(composition, start_coefficients(composition, start), keep, workers=workers)
+        keep = begin_at(composition, start_coefficients(composition, start), keep, workers=workers)
     first = composition.values.detach().cpu().clone()
     looks = _Looks(composition, keep, workers)
     looks.take(0, None)

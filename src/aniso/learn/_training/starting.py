@@ -25,7 +25,7 @@ def start_coefficients(model: nn.Module, start: Start | Coefficients | float) ->
     return constant(composition.bank, start, composition.partition).coefficients
 
 
-def load_start(model: nn.Module, start: Coefficients, keep: Keep, *, workers: int = 0) -> Keep:
+def begin_at(model: nn.Module, start: Coefficients, keep: Keep, *, workers: int = 0) -> Keep:
     """Set a composition to its start; return the keep rule, which then knows the base's accuracy.
 
     A rule with a floor for the control compares with the base, which the first row is no longer.
