@@ -1,7 +1,8 @@
 """aniso composes fine-tuned models: one learned coefficient per task vector and parameter block.
 
-Objectives, heads, selection rules, keep rules and the paper's recipes have namespaces of their own:
-``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep`` and ``aniso.recipes``.
+Objectives, heads, selection rules, keep rules, merge rules, starts and the paper's recipes have namespaces of
+their own: ``aniso.objectives``, ``aniso.heads``, ``aniso.selection``, ``aniso.keep``, ``aniso.merge``,
+``aniso.starts`` and ``aniso.recipes``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aniso import merge as merge
     from aniso.compose import Coefficients as Coefficients
     from aniso.compose import Composition as Composition
     from aniso.compose import Linearised as Linearised
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from aniso.learn import objectives as objectives
     from aniso.learn import search as search
     from aniso.learn import selection as selection
+    from aniso.learn import starts as starts
     from aniso.learn import text_dataset as text_dataset
     from aniso.models import Encoder as Encoder
     from aniso.models import LanguageModel as LanguageModel
@@ -98,6 +101,8 @@ _MODULES = {
     "heads": "aniso.learn.heads",
     "selection": "aniso.learn.selection",
     "keep": "aniso.learn.keep",
+    "merge": "aniso.merge",
+    "starts": "aniso.learn.starts",
     "recipes": "aniso.experiments.recipes",
 }
 __all__ = [*_HOMES, *_MODULES, "__version__"]

@@ -208,6 +208,11 @@ EXPLANATIONS: dict[str, str] = {
     "images. aniso bank features computes them once and stores them in the bank.",
     "BANK-BASE": "All vectors of a bank are differences to the same base.",
     "BANK-LAYOUT": "All vectors of a bank have the same blocks with the same shapes.",
+    "MERGE-RANK": "Spectral merge rules keep some singular components of every vector. A matrix with fewer "
+    "of them than vectors has no room for that, and the published code silently returns less.",
+    "MERGE-VECTORS": "The merge rule is not defined for these vectors: there are too few, or two are equal.",
+    "START": "Learning starts at zero, which is the base, or at other coefficients: a constant, a profile "
+    "over layers, a file, a least-squares solution, or a merge rule.",
     "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "
     "some families.",
     "COEF-FILE": "The file is a valid safetensors file but holds no coefficients written by aniso, or its "

@@ -249,6 +249,13 @@ class Summary(_Part):
         return self
 
 
+class StartSummary(_Part):
+    """The coefficients that learning started at: a hash of them, and how they were made."""
+
+    sha256: str
+    description: str
+
+
 class Inputs(_Part):
     """Hashes of what a run was made from."""
 
@@ -263,6 +270,10 @@ class Inputs(_Part):
     class_names: dict[str, tuple[str, ...]] | None = None
     """For every task, in records of run directories."""
     vectors: tuple[str, ...] = ()
+    merged: dict[str, str] = Field(default_factory=dict)
+    """Of vectors that the run merged itself: rule, options and sources."""
+    start: StartSummary | None = None
+    """What learning started at; None for zero."""
     content_hashes: dict[str, dict[str, str]] | None = Field(default=None, alias="content")
     """For every split that was learned from or measured on, of its images or texts; None in older records."""
 

@@ -1,7 +1,7 @@
 """Registries: everything that can be chosen by name, and added by one file.
 
-Objectives, heads, selection rules, settings, methods, partitions, readers and engines each have a registry.
-A class is added by a decorator in its own file::
+Objectives, heads, selection rules, merge rules, settings, methods, partitions, readers and engines each have a
+registry. A class is added by a decorator in its own file::
 
     @HEADS.register("nearest-mean")
     class NearestMean(Head):
@@ -172,6 +172,17 @@ OBJECTIVES = Registry("objective", "aniso.learn.objectives", "aniso.objectives")
 HEADS = Registry("head", "aniso.learn.heads", "aniso.heads")
 SELECTION_RULES = Registry("selection rule", "aniso.learn.selection", "aniso.selection")
 PARTITIONS = Registry("partition", "aniso.compose.partitions", "aniso.partitions")
+MERGE_RULES = Registry("merge rule", "aniso.merge", "aniso.merge")
 READERS = Registry("reader", "aniso.data.readers", "aniso.readers")
 ENGINES = Registry("engine", "aniso.experiments.engines", "aniso.engines")
-REGISTRIES = (SETTINGS, METHODS, OBJECTIVES, HEADS, SELECTION_RULES, PARTITIONS, READERS, ENGINES)
+REGISTRIES = (
+    SETTINGS,
+    METHODS,
+    OBJECTIVES,
+    HEADS,
+    SELECTION_RULES,
+    MERGE_RULES,
+    PARTITIONS,
+    READERS,
+    ENGINES,
+)

@@ -1,4 +1,4 @@
-"""A package with one file each adds a setting, a method, an objective, a head and a selection rule."""
+"""A package with one file each adds a setting, a method, an objective, a head and rules."""
 
 from __future__ import annotations
 
@@ -126,6 +126,23 @@ FILES = {
             def scores(self, bank):
                 return {n: {b.name: 1.0 / (1 + i) for b in bank[n].blocks} for i, n in enumerate(bank)}
     ''',
+    "toy_merge": '''
+        """The largest elements."""
+        from dataclasses import dataclass
+        from aniso.merge import ElementwiseRule
+        from aniso.registry import MERGE_RULES
+
+        @MERGE_RULES.register("toy-merge")
+        @dataclass(frozen=True)
+        class ToyMerge(ElementwiseRule):
+            """Take the largest of every element."""
+
+            least: float = -1.0
+
+            def elements(self, deltas):
+                import torch
+                return torch.stack(list(deltas)).amax(0).clamp(min=self.least)
+    ''',
 }
 ENTRY_POINTS = """
 [aniso.settings]
@@ -138,6 +155,8 @@ toy-objective = toy_objective:ToyObjective
 toy-head = toy_head:ToyHead
 [aniso.selection]
 toy-rule = toy_rule:ToyRule
+[aniso.merge]
+toy-merge = toy_merge:ToyMerge
 """
 SPEC = """
 schema: 1
@@ -193,6 +212,15 @@ def test_ls_lists_what_another_package_adds(aniso):
     assert rows["objectives", "toy-objective"] == "Maximise the confidence of predictions."
     assert rows["heads", "toy-head"] == "Classify by the nearest class mean."
     assert rows["selection-rules", "toy-rule"] == "Select the first vectors of the bank."
+    assert rows["merge-rules", "toy-merge"] == "Take the largest of every element."
+
+
+def test_banks_are_merged_by_a_rule_that_another_package_adds(aniso, shelf, tmp_path):
+    out = tmp_path / "merged.safetensors"
+    words = ("bank", "merge", "toy-merge", "--bank", shelf.bank, "-o", out)
+    made = json.loads(aniso(*words, "--option", "least=0", "--json"))
+    assert made["norm"] > 0 and "toy-merge(scale=1.0, least=0.0" in made["origin"]["formula"]
+    assert "toy-merge" in aniso("bank", "merge", "--help")
 
 
 def test_help_lists_what_another_package_adds(aniso):

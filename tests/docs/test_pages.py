@@ -33,7 +33,7 @@ from aniso.data import read_examples
 from aniso.data.card import read_card
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import parse_yaml, validated
-from aniso.registry import REGISTRIES
+from aniso.registry import MERGE_RULES, REGISTRIES
 from aniso.weights import save_safetensors
 
 ROOT = Path(__file__).parents[2]
@@ -212,6 +212,17 @@ def _learn() -> Scope:
     }
 
 
+def _merge() -> Scope:
+    library.Bank.build("base", _tuned(_clip(Path("base")), cars=1, dtd=2, mnist=3), to="bank")
+    for seed, name in enumerate(("a", "b")):
+        _adapter(Path("adapters") / name, seed)
+    library.Bank.build("base", {name: f"adapters/{name}" for name in "ab"}, to="loras")
+    for first, name in enumerate(("cars", "dtd", "mnist")):
+        for second, (part, count) in enumerate((("train", 2), ("val", 2), ("test", 3))):
+            runs.coloured(Path("data") / name / part, count, 100 * first + 10 * second)
+    return {}
+
+
 def _paper() -> Scope:
     pytest.importorskip("matplotlib")
     Path("DATA").mkdir()
@@ -279,6 +290,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/heads.md": dict,
     "docs/howto/language.md": _language,
     "docs/howto/learn.md": _learn,
+    "docs/howto/merge.md": _merge,
     "docs/howto/paper.md": _paper,
     "docs/howto/predict.md": _predict,
     "docs/howto/selection.md": _selection,
@@ -314,7 +326,8 @@ def test_commands_and_python_blocks_of_a_page_run_in_order(page, directory, anis
     pytest.importorskip("peft")
     scope = FILES[page]()
     for words in commands(ROOT / page):
-        ran = aniso(*words, *SHORT.get(words[0], ()))
+        merges = words[0] == "fit" and set(words) & set(MERGE_RULES.names) and "--start" not in words
+        ran = aniso(*words, *(() if merges else SHORT.get(words[0], ())))  # a merge has no epochs
         assert ran.code == 0, (words, ran.err)
     for block in blocks(ROOT / page, "python"):
         exec(compile(block, page, "exec", dont_inherit=True), scope)  # noqa: S102

@@ -34,7 +34,7 @@ from pathlib import Path
 import aniso
 from aniso.classes import ClassList
 from aniso.errors import AnisoError
-from aniso.experiments.banks import open_bank
+from aniso.experiments.banks import load_coefficients, open_bank
 from aniso.experiments.prediction.classifier import load_classifier
 from aniso.experiments.prediction.model_files import ModelOptions, find_model
 from aniso.experiments.prediction.tables import open_table
@@ -68,6 +68,8 @@ entries = {
     "Bank.load": lambda path: aniso.Bank.load(path),
     "Bank.build base": lambda path: aniso.Bank.build(path, {"a": path}),
     "open_bank": lambda path: open_bank(path),
+    "load_coefficients": each(lambda file: load_coefficients(aniso.Bank.load("mini"), file)),
+    "load_coefficients of runs": lambda path: load_coefficients(aniso.Bank.load("mini"), path),
     "load_task": lambda path: aniso.load_task(str(path)),
     "PeftAdapter.open": lambda path: PeftAdapter.open(path),
     "load_adapter_directory": lambda path: load_adapter_directory(mini_directory(), path, skip_unfit=True),
@@ -102,6 +104,7 @@ COVERED = {
     "aniso.cli.options.open_bank": "open_bank",
     "aniso.compose.coefficients.Coefficients.load": "Coefficients.load",
     "aniso.data.task.load_task": "load_task",
+    "aniso.experiments.banks.load_coefficients": "load_coefficients",
     "aniso.experiments.banks.open_bank": "open_bank",
     "aniso.experiments.prediction.classifier.load_classifier": "load_classifier",
     "aniso.experiments.prediction.tables.open_table": "open_table",

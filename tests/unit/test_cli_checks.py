@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from aniso.cli import checks, options
+from aniso.cli import checks, merge, options
 from aniso.data.card import known_tasks
+from aniso.merge.merging import CHOICES
+from aniso.merge.ties_rule import FORMS
 from aniso.vectors import Storage, list_banks
 from aniso.vectors.convert import DTYPES
 
@@ -23,6 +25,13 @@ MISTAKES = [
     "bank ls nobank",
     "bank build x=no.pt --base mini -o bank",
     "bank quantise mini -o q --storage int3",
+    "bank merge tsvm --bank mini -o v.safetensors",
+    "bank merge tsv --bank nobank -o v.safetensors",
+    "bank merge tsv --bank mini",
+    "bank merge tsv --bank mini -o v.safetensors --qkv both",
+    "bank merge tsv --bank mini -o v.safetensors --scale 0",
+    "bank merge tsv --bank mini -o v.safetensors --option keep",
+    "bank merge tsv --bank mini --bake out",
     "coefficients make cars --bank mini -o c.safetensors",
     "convert no.pt -o x.safetensors",
     "inspect no.safetensors",
@@ -64,6 +73,9 @@ def test_mistakes_are_reported_without_importing_torch(tmp_path):
 def test_early_checks_list_the_values_that_exist():
     assert set(checks.STORAGES) == {storage.value for storage in Storage}
     assert set(checks.DTYPES) == set(DTYPES)
+    early = {"qkv": merge._QKV, "embeddings": merge._EMBEDDINGS, "small": merge._SMALL, "space": merge._SPACE}
+    assert early == CHOICES
+    assert merge._FORMS == FORMS
     assert all(storage in options.Storage.__metadata__[0].help for storage in checks.STORAGES)
 
 

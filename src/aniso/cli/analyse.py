@@ -339,13 +339,13 @@ def _computed(
 def _composition(
     encoder: Encoder, bank: Bank, names: tuple[str, ...], coefficients: Path | None, scale: float | None
 ) -> Composition:
-    from aniso.compose import Coefficients, Composition, Partition
+    from aniso.compose import Composition, Partition
+    from aniso.experiments.banks import load_coefficients
+    from aniso.learn.starts import constant
 
     if coefficients is not None:
-        return Composition.of(encoder, bank, Coefficients.load(coefficients))
-    composition = Composition(encoder, bank.only(*names), Partition.whole())
-    composition.values.data.fill_(1.0 if scale is None else scale)
-    return composition
+        return Composition.of(encoder, *load_coefficients(bank, coefficients))
+    return constant(bank.only(*names), 1 if scale is None else scale, Partition.whole()).composition(encoder)
 
 
 def _require_finite(scale: float | None) -> None:

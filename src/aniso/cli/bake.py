@@ -67,12 +67,13 @@ def bake(
         checks.existing_file(path)
     checks.existing_bank(bank)
     checks.existing_weights(base)
-    from aniso.compose import Baked, CardDetails, Coefficients
+    from aniso.compose import Baked, CardDetails
+    from aniso.experiments.banks import load_coefficients
     from aniso.experiments.class_lists import classes_beside
     from aniso.experiments.run_files import COEFFICIENTS, file_of, record_beside
 
     file = file_of(coefficients, COEFFICIENTS)
-    made, opened = Coefficients.load(file), options.open_bank(bank, options.base_files(base))
+    opened, made = load_coefficients(options.open_bank(bank, options.base_files(base)), file)
     details = CardDetails(record_beside(file), show.this_command(), licence, base_model)
     if to == "peft":
         _bake_adapter(made, opened, base, out, (rank, pad_rank), details, overwrite, json)

@@ -1,4 +1,4 @@
-"""``aniso bank``: build, add, ls, check, features, quantise, plan."""
+"""``aniso bank``: build, add, ls, check, features, quantise, plan; ``merge`` is in a file of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aniso.cli import checks, options, show
+from aniso.cli import checks, merge, options, show
 
 if TYPE_CHECKING:
     from aniso.vectors import Bank, BlockSource
@@ -19,6 +19,8 @@ Tuned = Annotated[
     list[str], typer.Argument(help="NAME=FILE or FILE: fine-tuned models, LoRA adapters and runs.")
 ]
 Directory = Annotated[Path, typer.Argument(help="A bank.")]
+
+app.command("merge")(merge.merge)
 
 
 @app.command()

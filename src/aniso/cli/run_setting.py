@@ -178,7 +178,7 @@ def _epoch_printer(tracker: Tracker | None) -> Callable[[EpochRow], None]:
         if tracker is not None:
             tracker(row)
         seconds = time.monotonic() - begun
-        show.progress_line(f"epoch {row.epoch}: {'; '.join(words) or 'the base'} ({seconds:.0f} s)")
+        show.progress_line(f"epoch {row.epoch}: {'; '.join(words) or 'the start'} ({seconds:.0f} s)")
 
     return epoch_done
 

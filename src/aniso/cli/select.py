@@ -63,7 +63,7 @@ def select(
 ) -> None:
     """Select the vectors that help a task most, from a bank or from a directory of adapters."""
     from aniso.learn.selection import Budget, GradientCache, SelectionInputs, new_selection_rule
-    from aniso.vectors.bank import require_writable
+    from aniso.vectors.bank_output import require_writable
 
     Budget.of(budget)
     SELECTION_RULES.require(strategy, option="--strategy")

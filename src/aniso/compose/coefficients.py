@@ -98,6 +98,12 @@ class Coefficients:
         index = CoefficientIndex.of(bank, partition or Partition.blocks())
         return cls(index, torch.zeros(index.count), CoefficientProvenance.of(bank))
 
+    @classmethod
+    def ones(cls, bank: Bank) -> Coefficients:
+        """Return 1 for every vector, which adds all of them to the base."""
+        index = CoefficientIndex.of(bank, Partition.whole())
+        return cls(index, torch.ones(index.count), CoefficientProvenance.of(bank))
+
     @property
     def partition(self) -> Partition:
         return self.index.partition
@@ -348,13 +354,12 @@ def _check_provenance(provenance: CoefficientProvenance, bank: Bank) -> None:
             found=_base_name(bank.base),
             fix="use the bank that they were learned on",
         )
-    if provenance.bank in (bank.whole_hash, bank.content_hash):  # files of earlier versions hold the latter
-        return
+    known = provenance.bank in (bank.whole_hash, bank.content_hash)  # earlier versions wrote the latter
     for name, source in provenance.sources.items():
         if name not in bank:
             continue  # reported with all names, below
         theirs = bank[name].provenance.sha256
-        if not source or theirs != source:
+        if theirs != source or not (known or source):  # a vector may have joined a known bank
             raise InputError(
                 "COEF-BANK",
                 f"vector '{printable(name)}' of the bank is not the one that coefficients were learned with",

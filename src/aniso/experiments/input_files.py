@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 255  # bytes; what is longer is no file's name, and cannot even be looked for
 _LONGEST_LIST = 16 << 20  # bytes of a file of class names
 _TEXTS = ("train", "val", "test")
-_CODES = {"bank": "BANK-NAME", "model": "MODEL-NAME", "weights": "MODEL-NAME"}
+_START = "start"  # a file of coefficients or a run, which does not lie among the data
+_CODES = {"bank": "BANK-NAME", "model": "MODEL-NAME", "weights": "MODEL-NAME", "start": "FILE-MISSING"}
 
 
 def check_input_files(setting: Setting, data: Path | None) -> None:
@@ -23,9 +24,9 @@ def check_input_files(setting: Setting, data: Path | None) -> None:
     for name, value in setting.input_files().items():
         option = name.split()[0]
         is_text = option in _TEXTS
-        if not is_text and not value.startswith(("/", "./", "../", "~")):
+        if not is_text and option != _START and not value.startswith(("/", "./", "../", "~")):
             continue  # a name, of which only the libraries know whether it exists
-        below = value.startswith("./") and data is not None
+        below = value.startswith("./") and data is not None and option != _START
         path = data / value[2:] if below and data is not None else Path(value).expanduser()
         if not os.path.lexists(path):
             raise InputError(

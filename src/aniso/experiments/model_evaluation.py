@@ -14,9 +14,10 @@ from typing import Any, final
 from torch import nn
 
 from aniso import __version__
-from aniso.compose import Coefficients, Composition, Linearised, Partition
+from aniso.compose import Composition, Linearised, Partition
 from aniso.data import Labelled, Task, TextDataset
 from aniso.errors import UsageError
+from aniso.experiments.banks import load_coefficients
 from aniso.experiments.evaluation import MeasuredPredictions
 from aniso.json_value import JsonObject
 from aniso.learn import accuracy, classify, evaluate_lm, feature_identity
@@ -56,7 +57,7 @@ class Subject:
     @classmethod
     def composed(cls, model: Wrapped, bank: Bank, path: Path, *, linearised: bool = False) -> Subject:
         """The base composed with the coefficients in a file."""
-        coefficients = Coefficients.load(path)
+        bank, coefficients = load_coefficients(bank, path)
         composition = Composition.of(_base(model, linearised), bank, coefficients)
         hashes = {"bank": bank.whole_hash, "coefficients": coefficients.content_hash}
         return cls(f"composed with {path.stem}", composition, hashes)

@@ -15,9 +15,10 @@ from typing import final
 import torch
 from torch.nn import functional
 
-from aniso.compose import Baked, Coefficients
+from aniso.compose import Baked
 from aniso.data import Labelled, Task
 from aniso.errors import InputError, UsageError, printable
+from aniso.experiments.banks import load_coefficients
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.problem import require_split
 from aniso.experiments.result import RunOptions
@@ -140,8 +141,7 @@ class RemovalRun:
         session = Session(setting, options)
         before = session.encoder
         if (directory / COEFFICIENTS).exists():
-            coefficients = Coefficients.load(directory / COEFFICIENTS)
-            baked = Baked(before.weight_source(), session.whole_bank, coefficients)
+            baked = Baked(before.weight_source(), *load_coefficients(session.whole_bank, directory))
             after = load_model(setting.model, baked)
         elif (directory / WEIGHTS).exists():
             after = load_model(setting.model, directory / WEIGHTS)

@@ -20,7 +20,6 @@ from aniso.weights import TensorMap
 if TYPE_CHECKING:
     from aniso.classes import ClassList
     from aniso.experiments.evaluation import MeasuredPredictions
-    from aniso.experiments.methods.method import Method
     from aniso.experiments.session import Session
 
 
@@ -59,13 +58,11 @@ class MethodPlan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of_composition(
-        cls, session: Session, composition: Composition, method: Method | None = None
-    ) -> MethodPlan:
+    def of_composition(cls, session: Session, composition: Composition) -> MethodPlan:
         """Return the plan of a composition whose coefficients are learned or searched."""
         return cls(
             composition.values.numel(),
-            tuple(session.bank.names),
+            tuple(composition.bank.names),
             composition.plan,
             session.selection_summary,
             tuple(composition.index.notes),

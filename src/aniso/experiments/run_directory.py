@@ -22,6 +22,7 @@ from aniso.experiments.run_files import (
     COMPARISON_ROWS,
     FAILURE,
     HEAD,
+    MERGED,
     METRICS,
     PREDICTIONS,
     PREDICTIONS_META,
@@ -43,18 +44,8 @@ from aniso.weights.temporary import TEMPORARY
 
 _UNTRAINED = "state-00000-000000.safetensors"
 _FILES = (
-    *(SPEC, RECORD, METRICS, COEFFICIENTS, WEIGHTS, HEAD, ADAPTER),
-    *(
-        FAILURE,
-        TENSORBOARD,
-        WANDB,
-        COMPARISON,
-        COMPARISON_ROWS,
-        IMAGES,
-        CLASSES,
-        PREDICTIONS,
-        PREDICTIONS_META,
-    ),
+    *(SPEC, RECORD, METRICS, COEFFICIENTS, MERGED, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, WANDB),
+    *(COMPARISON, COMPARISON_ROWS, IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META),
 )
 _OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
 
@@ -134,7 +125,7 @@ class RunDirectory:
 
         A state from before the first step is nothing if the input has to be mended, or other options given.
         """
-        unused = {SPEC, METRICS, _UNTRAINED} if isinstance(failure, InputError) else {SPEC}
+        unused = {SPEC, MERGED} | ({METRICS, _UNTRAINED} if isinstance(failure, InputError) else set())
         there = {p.name for p in self.path.iterdir() if p.name != IMAGES}
         if self._fresh and there <= unused:
             disk.remove(self.path)
@@ -184,6 +175,7 @@ class RunDirectory:
     def outputs(self) -> list[str]:
         names = (
             COEFFICIENTS,
+            MERGED,
             WEIGHTS,
             HEAD,
             ADAPTER,

@@ -22,7 +22,18 @@ from aniso.experiments.problem import Problem
 from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResult
 from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
-from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Trainable, accuracy, fit, predict
+from aniso.learn import (
+    Best,
+    EpochSampler,
+    Fit,
+    Keep,
+    Objective,
+    Start,
+    Trainable,
+    accuracy,
+    fit,
+    predict,
+)
 from aniso.learn.selection import Choice, SelectionInputs, new_selection_rule
 from aniso.models import Encoder, LanguageModel, Wrapped
 from aniso.records import Inputs, SelectionSummary
@@ -126,6 +137,16 @@ class Session:
         """The vectors that are composed: those that fit the problem, after selection."""
         return self._selected[0]
 
+    @cached_property
+    def start(self) -> Start | None:
+        """Where coefficients start; None for zero. A merge rule is applied when this is first asked for."""
+        return self.setting.method.start_of(self)
+
+    @cached_property
+    def composed_bank(self) -> Bank:
+        """The vectors that the method composes: a merged one may have joined the bank, or replace it."""
+        return self.setting.method.composed_bank(self)
+
     @property
     def choice(self) -> Choice | None:
         """What the selection rule chose, if there is one."""
@@ -212,6 +233,7 @@ class Session:
             self.objective,
             schedule,
             keep=keep or self.keep,
+            start=self.start,
             seed=self.setting.seed,
             directory=options.directory,
             resume=options.resume,
@@ -230,10 +252,10 @@ class Session:
             return None
         try:
             file = directory / coefficients_file(self.setting, self.inputs())
-            found = Coefficients.load(file).for_bank(self.bank)
+            found = Coefficients.load(file).for_bank(self.composed_bank)
         except AnisoError:  # there are none, or not for this bank: they are learned
             return None
-        composition = Composition.of(self._base, self.bank, found, runtime=self.options.runtime)
+        composition = Composition.of(self._base, self.composed_bank, found, runtime=self.options.runtime)
         result = MethodResult(lambda task: composition, coefficients=found)
         return replace(result, metrics=result.metrics.model_copy(update={"trainable": len(found)}))
 
@@ -359,4 +381,12 @@ class Session:
         if bank is not None:
             hashes = {"bank": bank.whole_hash, "selected": bank.content_hash}
             found |= {**hashes, "vectors": tuple(bank.names)}
+            known = {name: self.whole_bank[name].provenance for name in self.whole_bank}
+            merged = [name for name in bank if bank[name].provenance != known.get(name)]
+            found |= {"merged": {name: bank[name].provenance.formula for name in merged}} if merged else {}
+        if self.start is not None:
+            found["start"] = {
+                "sha256": self.start.coefficients.content_hash,
+                "description": self.start.description,
+            }
         return Inputs.model_validate(found)

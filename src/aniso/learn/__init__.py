@@ -1,6 +1,6 @@
 """Learn coefficients: objectives, one training loop, evaluation, search, selection, heads and analysis."""
 
-from aniso.learn import heads, keep, objectives, selection
+from aniso.learn import heads, keep, objectives, selection, starts
 from aniso.learn._training.checkpointed_run import METRICS
 from aniso.learn._training.epoch_sampler import EpochSampler
 from aniso.learn._training.interrupt import REQUESTS, Interrupt
@@ -33,11 +33,13 @@ from aniso.learn.objectives import (
     FixMatch,
     LanguageLoss,
     Objective,
+    StayNear,
 )
 from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
+from aniso.learn.starts import Start
 from aniso.learn.tracking import Tracker
 from aniso.records import EpochRow
 from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
@@ -45,6 +47,7 @@ from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
 __all__ = [
     "fit",
     "Fit",
+    "Start",
     "Trainable",
     "EpochRow",
     "Schedule",
@@ -60,6 +63,7 @@ __all__ = [
     "CosinePairs",
     "LanguageLoss",
     "CoefficientNorm",
+    "StayNear",
     "Entropy",
     "SAR",
     "Contrastive",
@@ -112,4 +116,5 @@ __all__ = [
     "keep",
     "objectives",
     "selection",
+    "starts",
 ]

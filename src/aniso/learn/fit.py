@@ -17,9 +17,11 @@ from aniso.errors import UsageError, printable
 from aniso.learn._training.checkpointed_run import METRICS as METRICS
 from aniso.learn._training.checkpointed_run import CheckpointedRun, RunIdentity
 from aniso.learn._training.loop import Loop
+from aniso.learn._training.starting import begin_at, start_coefficients
 from aniso.learn._training.trainable import Trainable
 from aniso.learn.keep import Keep, Last
 from aniso.learn.objectives import Objective, Term
+from aniso.learn.starts import Start
 from aniso.progress import ProgressCallback, progress_or_default
 from aniso.records import EpochRow, JsonValue
 from aniso.schedule import Schedule
@@ -48,6 +50,7 @@ def fit(
     schedule: Schedule,
     *,
     keep: Keep | None = None,
+    start: Start | Coefficients | float | None = None,
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -61,6 +64,8 @@ def fit(
 
     Args:
         keep: the rule that chooses the epoch (default: the last one).
+        start: what to begin at, a start, coefficients or one number (default: what the composition has, which
+            is zero at first); see ``aniso.starts``.
         directory: where to write a checkpoint after every epoch and when the run is interrupted.
         resume: continue from the newest checkpoint in ``directory``. The result is the same, bit for bit, as
             that of a run that was not interrupted.
@@ -81,6 +86,9 @@ def fit(
         schedule = replace(schedule, epochs=1, min_steps_per_epoch=1, steps=None, validate_every=None)
         _require_one_stream(whole)
     keep = keep or Last()
+    begin = None if start is None else start_coefficients(trainable.model, start)
+    if begin is not None:
+        keep = begin_at(trainable.model, begin, keep, workers=workers)
     loop = Loop(trainable, whole, schedule, keep, seed=seed, workers=workers, online=online)
     row_done = epoch_done or (lambda row: None)
     notes: list[str] = []
@@ -96,6 +104,7 @@ def fit(
             "keep": keep.identity(),
             "seed": seed,
             "online": online,
+            **({} if begin is None else {"start": begin.content_hash}),
         }
         content = {split.name: content_hash(split, progress) for split in images}
         run = CheckpointedRun(

@@ -18,13 +18,15 @@ import numpy
 import torch
 from torch import Tensor
 
-from aniso.compose import Composition
+from aniso.compose import Coefficients, Composition
 from aniso.data import Batches
 from aniso.errors import NumericalError, UsageError
+from aniso.learn._training.starting import begin_at, start_coefficients
 from aniso.learn._training.validation import Validation, scores
 from aniso.learn.fit import Fit
 from aniso.learn.keep import Keep, Last
 from aniso.learn.objectives import Objective, Term, TermInputs, logits_of
+from aniso.learn.starts import Start
 from aniso.progress import ProgressCallback
 from aniso.records import EpochRow
 
@@ -43,21 +45,26 @@ def evolve(
     bound: float = 1.5,
     parallel: int = 1,
     keep: Keep | None = None,
+    start: Start | Coefficients | float | None = None,
     seed: int = 0,
     workers: int = 0,
     progress: ProgressCallback | None = None,
     look_done: Callable[[EpochRow], None] | None = None,
 ) -> Fit:
-    """Minimise an objective over coefficients from ``-bound`` to ``bound``, without gradients.
+    """Minimise an objective over coefficients, at most ``bound`` from their start, without gradients.
 
     Each of the ``evaluations`` is a pass over all data, with the same views every time; ``parallel`` of them
     run at once, each in a thread. The best coefficients so far are validated ten times during the run, and
-    ``keep`` chooses among these looks, the base included. The history has a row for every look.
+    ``keep`` chooses among these looks, the start included. The history has a row for every look. ``start`` is
+    that of ``fit``.
     """
     nevergrad = _nevergrad()
     whole = objective if isinstance(objective, Objective) else objective * 1.0
     _require_options(whole, evaluations, bound, parallel)
     keep = keep or Last()
+    if start is not None:
+        keep = begin_at(composition, start_coefficients(composition, start), keep, workers=workers)
+    first = composition.values.detach().cpu().clone()
     looks = _Looks(composition, keep, workers)
     looks.take(0, None)
     row_done = look_done or (lambda row: None)
@@ -69,7 +76,7 @@ def evolve(
         while done < evaluations and not looks.ended:
             with _quiet():
                 asked = [optimiser.ask() for _ in range(min(parallel, evaluations - done))]
-            tried = [torch.from_numpy(numpy.array(each.value)).to(composition.values.dtype) for each in asked]
+            tried = [first + torch.from_numpy(numpy.array(each.value)).to(first.dtype) for each in asked]
             before = done
             for each, values, loss in zip(asked, tried, losses(tried), strict=True):
                 with _quiet():
@@ -96,7 +103,7 @@ def _optimiser(nevergrad: Any, count: int, bound: float, evaluations: int, paral
         space = space.set_bounds(-bound, bound).set_mutation(sigma=min(_STEP, bound / 3))
         kind = nevergrad.optimizers.CMA if count <= _CORRELATED else nevergrad.optimizers.DiagonalCMA
         made = kind(parametrization=space, budget=evaluations, num_workers=parallel)
-        made.suggest(zero)  # the base is evaluated first
+        made.suggest(zero)  # the start is evaluated first
     return made
 
 

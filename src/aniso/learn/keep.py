@@ -109,6 +109,9 @@ class Lowest(Keep):
     floor: float = 0.95
     stop: bool = True
     """End training once the control has fallen below the floor."""
+    reference: float | None = None
+    """Accuracy of the base on the control; default: that of the first row, which is the base's if learning
+    starts at zero."""
 
     def __post_init__(self) -> None:
         _chosen_by((self.target, self.control))
@@ -121,6 +124,14 @@ class Lowest(Keep):
 
     def choose(self, history: Sequence[Measured]) -> int:
         allowed = [i for i in range(len(history)) if not self._fell(history, i)]
+        if not allowed:
+            raise UsageError(
+                "KEEP",
+                f"the start already takes {self.control.name} below the floor",
+                found=f"{history[0][self.control.name]:.1%}",
+                expected=f"{self.floor * self._reference(history):.1%} or more",
+                fix="a smaller --start-scale, or a lower --floor",
+            )
         # of equals the one that is better on the control, then the first
         return min(allowed, key=lambda i: (history[i][self.target.name], -history[i][self.control.name], i))
 
@@ -128,10 +139,15 @@ class Lowest(Keep):
         return self.stop and self._fell(history, len(history) - 1)
 
     def _fell(self, history: Sequence[Measured], i: int) -> bool:
-        return history[i][self.control.name] < self.floor * history[0][self.control.name] - _ROUNDING
+        return history[i][self.control.name] < self.floor * self._reference(history) - _ROUNDING
+
+    def _reference(self, history: Sequence[Measured]) -> float:
+        return history[0][self.control.name] if self.reference is None else self.reference
 
     def identity(self) -> dict[str, JsonValue]:
-        return {"keep": "lowest", **_identity(self.splits), "floor": self.floor, "stop": self.stop}
+        out: dict[str, JsonValue] = {"keep": "lowest", **_identity(self.splits), "floor": self.floor}
+        given = {} if self.reference is None else {"reference": self.reference}
+        return {**out, "stop": self.stop, **given}
 
 
 def _identity(splits: Sequence[Labelled | TextDataset]) -> dict[str, JsonValue]:

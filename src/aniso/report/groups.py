@@ -60,9 +60,10 @@ def mixed(records: Iterable[Record]) -> list[str]:
             # selected or random vectors may differ from run to run
             given = r.spec.select is None and not (r.spec.bank or "").startswith("random:")
             if given and r.spec.bank is not None and r.inputs.bank is not None:
-                left_out = str(r.spec.model_dump().get("leave_out"))
+                spec = r.spec.model_dump()
+                more = (str(spec.get("leave_out")), *sorted(r.inputs.merged), str(spec.get("merge_options")))
                 used = r.inputs.selected or r.inputs.bank
-                banks[r.spec.bank, r.spec.method, *r.measured, left_out].add(used)
+                banks[r.spec.bank, r.spec.method, *r.measured, *more].add(used)
         changed = sorted({key[0] for key, hashes in banks.items() if len(hashes) > 1})
         notes += [f"{name}: mixes runs with different contents of bank {bank}" for bank in changed]
     return notes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from aniso.records import Record
+from aniso.registry import MERGE_RULES
 from aniso.report.tables import Estimate
 
 Seeds = dict[int, dict[str, float]]  # seed, task: per cent
@@ -38,7 +39,7 @@ class Row:
         """True if another seed would change nothing: deterministic methods are run once."""
         methods = {record.spec.method for record in self.records}
         once = len({record.seed for record in self.records}) == 1
-        return self.fixed or (once and methods <= {"vector", "search"})
+        return self.fixed or (once and methods <= {"vector", "search", *MERGE_RULES.names})
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,22 @@ from statistics import fmean
 
 from aniso.errors import InputError, printable
 from aniso.records import Record
+from aniso.registry import MERGE_RULES
 from aniso.report.groups import experiments, mixed, require_one_experiment
 from aniso.report.layouts import Layout, field_text, layout_for
 from aniso.report.results import Column, Results, Row, Seeds
 
-_ORDER = ("none", "vector", "search", "weights", "gradient-free", "setfit", "layernorm", "coefficients")
+_ORDER = (
+    "none",
+    "vector",
+    "search",
+    *MERGE_RULES.names,
+    "weights",
+    "gradient-free",
+    "setfit",
+    "layernorm",
+    "coefficients",
+)
 _IDENTITY = (
     "model",
     "linearised",

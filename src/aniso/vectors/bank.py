@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from aniso.vectors._files.bank_directory import (
     write_directory,
     write_facts,
 )
-from aniso.vectors._files.manifest import BANK_FILES, Fact, Manifest, check_vector_name
+from aniso.vectors._files.manifest import Fact, Manifest, check_vector_name
 from aniso.vectors._files.segment_writer import common_base
 from aniso.vectors._files.vector_table import VectorTable
 from aniso.vectors._matching.key_edits import KeyEdits
@@ -35,29 +35,11 @@ from aniso.vectors.delta import Delta
 from aniso.vectors.difference import difference_between
 from aniso.vectors.packing import Storage
 from aniso.vectors.provenance import BaseInfo
+from aniso.vectors.selection_protocol import SelectionRule
 from aniso.vectors.task_vector import TaskVector, stored_vector
 from aniso.weights import Ref, open_weights
-from aniso.weights.atomic import locked, require_free, require_space
+from aniso.weights.atomic import locked, require_space
 from aniso.weights.files import Progress
-
-
-class Selection(Protocol):
-    """The result of a selection rule, with the smaller bank."""
-
-    @property
-    def bank(self) -> Bank: ...
-
-
-class SelectionRule(Protocol):
-    """A rule of ``aniso.selection``."""
-
-    def choose(self, bank: Bank) -> Selection: ...
-
-
-def require_writable(path: str | Path, *, storage: str = "fp32", overwrite: bool = False) -> None:
-    """Raise the error that ``Bank.save`` would raise for this path, before an hour of computation."""
-    Storage.of(storage)
-    require_free(Path(path), overwrite=overwrite, ours=BANK_FILES)
 
 
 @final
@@ -172,8 +154,8 @@ class Bank:
 
     def add(
         self,
-        base: Ref | BlockSource,
-        tuned: Mapping[str, Ref],
+        base: Ref | BlockSource | None,
+        tuned: Mapping[str, Ref | TaskVector],
         *,
         storage: str | None = None,
         edits: KeyEdits | None = None,
@@ -182,7 +164,8 @@ class Bank:
     ) -> Bank:
         """Add vectors to a bank on disk, as one more file; existing files are not changed.
 
-        ``storage`` is the bank's by default; the other arguments are those of ``build``.
+        ``storage`` is the bank's by default; the other arguments are those of ``build``. Without a base
+        there must be task vectors alone, which know theirs.
         """
         path = self._require_path()
         in_part = [name for name in self if self._table.has_fewer_blocks(name)]
@@ -197,13 +180,17 @@ class Bank:
             if storage:
                 raise UsageError("USAGE", f"'{storage}' needs all vectors at once", fix="use bank quantise")
             kind = Storage.INT4
-        blocks = BlockSource.of(base)
+        blocks = None if base is None else BlockSource.of(base)
         with locked(path):
             current = Bank.load(path)
-            current._require_new(tuned)
-            current.over(blocks)
+            current.require_new(tuned)
             assert current.manifest is not None
-            new = Bank.build(blocks, tuned, edits=edits, allow_distant=allow_distant, progress=progress)
+            if blocks is None:
+                new = Bank(cast(Mapping[str, TaskVector], tuned))
+                require_one_base([*current._vectors.values(), *new._vectors.values()])
+            else:
+                current.over(blocks)
+                new = Bank.build(blocks, tuned, edits=edits, allow_distant=allow_distant, progress=progress)
             require_space(path, new._table.expected_bytes(kind))
             append_vectors(path, current.manifest, list(new._vectors.values()), kind, progress)
         return Bank.load(path)
@@ -340,6 +327,12 @@ class Bank:
         """Return a smaller bank, chosen by one of the rules in ``aniso.selection``."""
         return rule.choose(self).bank
 
+    def with_vectors(self, vectors: Mapping[str, TaskVector]) -> Bank:
+        """Return the bank with more vectors over the same base, which are not written to disk."""
+        self.require_new(vectors)
+        more, places, whole = {**self._vectors, **vectors}, self._table.locations, self._parent or self
+        return Bank(more, path=self.path, manifest=self.manifest, locations=places, parent=whole)
+
     def _subset(self, vectors: Mapping[str, TaskVector]) -> Bank:
         table = self._table.subset(vectors)
         whole, places = self._parent or self, table.locations
@@ -347,6 +340,8 @@ class Bank:
 
     def __reduce__(self) -> tuple[Callable[..., Bank], tuple[Any, ...]]:
         """Pickle the path, the cells and the content hash, not the deltas."""
+        if self.manifest is not None and not set(self._vectors) <= set(self.manifest.vectors):
+            raise UsageError("BANK-MANIFEST", "vectors of this bank are not on disk", fix="bank.add(None, …)")
         cells = {name: [block.name for block in vector.blocks] for name, vector in self._vectors.items()}
         return _reload, (self._require_path().resolve(), cells, self.content_hash)
 
@@ -371,7 +366,8 @@ class Bank:
             raise UsageError("BANK-MANIFEST", "this bank is not on disk", fix="bank.save(directory)")
         return self.path
 
-    def _require_new(self, names: Collection[str]) -> None:
+    def require_new(self, names: Collection[str]) -> None:
+        """Raise an error if the bank has a vector of one of these names."""
         for name in filter(self.__contains__, names):
             raise UsageError("BANK-NAME", f"the bank already has a vector '{name}'", fix="use another name")
 

@@ -62,6 +62,10 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             )
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
+        if self.start is not None and (self.factors or self.joint):
+            raise ValueError("a start is not supported with factors or joint: leave one of them out")
+        if self.stay_near and self.factors:
+            raise ValueError("stay_near is not supported with factors: leave one of them out")
 
     @property
     def _limits_rate(self) -> bool:
@@ -76,12 +80,13 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         schedule = self.resolved_schedule(session.setting)
         if not self._limits_rate:
             return schedule, None
-        return limit_learning_rate(schedule, session.bank, session.model)
+        return limit_learning_rate(schedule, session.composed_bank, session.model)
 
     def plan(self, session: Session) -> MethodPlan:
         from aniso.experiments.result import MethodPlan
 
-        return MethodPlan.of_composition(session, self._composition(session)[0], self)
+        planned = self._composition(session)[0] if self.factors else self.planned_composition(session)
+        return MethodPlan.of_composition(session, planned)
 
     def run(self, session: Session) -> MethodResult:
         from aniso.experiments.result import MethodResult
@@ -137,4 +142,4 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
     def outputs(self) -> tuple[str, ...]:
         from aniso.experiments.run_files import ADAPTER, COEFFICIENTS, METRICS
 
-        return (METRICS, ADAPTER if self.factors else COEFFICIENTS)
+        return (METRICS, ADAPTER if self.factors else COEFFICIENTS, *self.start_outputs())

@@ -28,7 +28,7 @@ class GradientFree(ComposingMethod):
     def plan(self, session: Session) -> MethodPlan:
         from aniso.experiments.result import MethodPlan
 
-        return MethodPlan.of_composition(session, self.composition(session), self)
+        return MethodPlan.of_composition(session, self.planned_composition(session))
 
     def run(self, session: Session) -> MethodResult:
         from aniso.experiments.result import MethodResult
@@ -42,6 +42,7 @@ class GradientFree(ComposingMethod):
             evaluations=self.evaluations,
             parallel=self.parallel,
             keep=session.keep,
+            start=session.start,
             seed=session.setting.seed,
             workers=options.workers,
             progress=options.progress,
@@ -58,4 +59,4 @@ class GradientFree(ComposingMethod):
     def outputs(self) -> tuple[str, ...]:
         from aniso.experiments.run_files import COEFFICIENTS
 
-        return (COEFFICIENTS,)
+        return (COEFFICIENTS, *self.start_outputs())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aniso.experiments.result import MethodPlan, MethodResult
     from aniso.experiments.session import Session
     from aniso.experiments.settings.setting import Setting
-    from aniso.learn import Fit, Objective, Trainable
+    from aniso.learn import Fit, Objective, Start, Trainable
     from aniso.records import Metrics
     from aniso.schedule import Schedule
     from aniso.vectors import Bank
@@ -74,13 +74,25 @@ class Method(Options, ABC):
     def run(self, session: Session) -> MethodResult:
         """Return a model for every task, and what holds it."""
 
+    def composed_bank(self, session: Session) -> Bank:
+        """Return the vectors that are composed: the bank's, with a merged one that learning starts at."""
+        return session.bank if session.start is None else session.start.bank
+
+    def start_of(self, session: Session) -> Start | None:
+        """Return where coefficients start; None for zero, or if there are none."""
+        return None
+
+    def input_files(self) -> dict[str, str]:
+        """Return files that must exist, by option, beside those of the setting."""
+        return {}
+
     def outputs(self) -> tuple[str, ...]:
         """Return the names of the files that a run leaves beside its record."""
         return ()
 
     def vectors_used(self, session: Session) -> Bank | None:
         """Return the vectors that the result depends on."""
-        return session.bank if self.needs_bank else None
+        return session.composed_bank if self.needs_bank else None
 
 
 class TrainingMethod(Method, ABC):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from aniso.errors import UsageError
 from aniso.experiments.options import option
 from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.experiments.settings.setting import MERGES
 from aniso.registry import SETTINGS
 from aniso.schedule import Schedule
 
@@ -35,6 +37,10 @@ class Addition(ImageSetting):
         ge=0,
     )
     fraction: float = option(1.0, help="Share of each validation split; 1 is all.", group="Task", gt=0, le=1)
+
+    excluded: ClassVar[Mapping[str, str]] = {
+        name: reason for name, reason in ImageSetting.excluded.items() if name not in MERGES
+    }
 
     @property
     def schedule(self) -> Schedule:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 from aniso.errors import UsageError, printable
 from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import SingleTaskSetting
+from aniso.experiments.settings.setting import MERGES
 from aniso.json_value import JsonObject
 from aniso.registry import HEADS, SETTINGS
 from aniso.schedule import Schedule
@@ -59,7 +60,7 @@ class FewShot(SingleTaskSetting):
         strict=False,
     )
 
-    excluded: ClassVar[Mapping[str, str]] = {}
+    excluded: ClassVar[Mapping[str, str]] = MERGES
 
     @property
     def schedule(self) -> Schedule:

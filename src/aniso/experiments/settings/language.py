@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import AdaptingSetting
+from aniso.experiments.settings.setting import MERGES
 from aniso.registry import SETTINGS
 from aniso.schedule import Schedule
 
@@ -39,7 +40,7 @@ class Language(AdaptingSetting):
         None, help="Longest text in tokens; default: 512, or the model's limit if lower.", group="Task", ge=2
     )
 
-    excluded = dict.fromkeys(("search", "vector", "layernorm", "setfit"), _IMAGES)
+    excluded = dict.fromkeys(("search", "vector", "layernorm", "setfit"), _IMAGES) | MERGES
     excluded_rules: ClassVar[Mapping[str, str]] = {
         "features": "texts have no image features to select by: blockwise-gradient, say"
     }

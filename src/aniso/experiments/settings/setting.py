@@ -15,7 +15,7 @@ from aniso.errors import UsageError
 from aniso.experiments.methods.method import Method
 from aniso.experiments.options import Options, option, without_values
 from aniso.json_value import JsonObject
-from aniso.registry import METHODS, SETTINGS
+from aniso.registry import MERGE_RULES, METHODS, SETTINGS
 from aniso.schedule import Schedule, without_field_values
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 FINE_TUNING = Schedule(epochs=10, lr=1e-5)
 """The paper's recipe for fine-tuning CLIP; epochs differ by data set, see ``epochs`` in the cards."""
+
+
+MERGES: dict[str, str] = dict.fromkeys(
+    MERGE_RULES.names, "a merge is one model of several tasks: fit addition; to learn from it: --start"
+)
+"""Merge rules as methods, with the reason why they do not fit settings of one task."""
 
 
 class Setting(Options, ABC):
@@ -59,7 +65,10 @@ class Setting(Options, ABC):
 
     summary: ClassVar[str] = ""
     """One sentence for the command's help; the class's docstring if empty."""
-    excluded: ClassVar[Mapping[str, str]] = {"setfit": "it learns from pairs of shots: fit few-shot"}
+    excluded: ClassVar[Mapping[str, str]] = {
+        "setfit": "it learns from pairs of shots: fit few-shot",
+        **MERGES,
+    }
     """Methods that do not fit, each with the reason."""
 
     @field_validator("method", mode="plain")
@@ -187,7 +196,7 @@ class Setting(Options, ABC):
     def input_files(self) -> dict[str, str]:
         """Return files and directories that must exist, by option; checked before anything is loaded."""
         given = {"model": self.model, "bank": self.bank, "weights": self.weights}
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in given.items() if value is not None} | self.method.input_files()
 
     # identity
 

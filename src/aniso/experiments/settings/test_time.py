@@ -11,6 +11,7 @@ from aniso.experiments.methods.method import TrainingMethod
 from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import AdaptingSetting
 from aniso.experiments.settings.image_setting import ImageSetting
+from aniso.experiments.settings.setting import MERGES
 from aniso.registry import OBJECTIVES, SETTINGS
 from aniso.schedule import Schedule
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from aniso.experiments.session import Session
     from aniso.learn import Objective
 
-_LABELLED = ("cross-entropy", "cosine-pairs", "language", "coefficient-norm")
+_LABELLED = ("cross-entropy", "cosine-pairs", "language", "coefficient-norm", "stay-near")
 _LABELS = "it trains on labels, or evaluates them: coefficients, layernorm, or none for zero-shot"
 _GRADIENT = "without labels there is no gradient to select by: random, or features"
 
@@ -82,7 +83,7 @@ class TestTime(AdaptingSetting, ImageSetting):
         "reliable", help="SAR: images that the mean of the loss is over.", group="Objective"
     )
 
-    excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free", "setfit"), _LABELS)
+    excluded = dict.fromkeys(("weights", "search", "vector", "gradient-free", "setfit"), _LABELS) | MERGES
     excluded_rules = dict.fromkeys(("gradient", "blockwise-gradient", "pursuit"), _GRADIENT)
 
     @property

@@ -13,6 +13,7 @@ from aniso.learn.objectives.fixmatch import FixMatch
 from aniso.learn.objectives.language_loss import LanguageLoss
 from aniso.learn.objectives.objective import DataTerm, Objective, Term, ValueTerm
 from aniso.learn.objectives.sar import SAR
+from aniso.learn.objectives.stay_near import StayNear
 from aniso.learn.objectives.term_inputs import TermInputs, logits_of
 from aniso.learn.objectives.unlabelled_term import UnlabelledTerm
 from aniso.registry import OBJECTIVES
@@ -34,6 +35,7 @@ __all__ = [
     "CosinePairs",
     "LanguageLoss",
     "CoefficientNorm",
+    "StayNear",
     "Entropy",
     "SAR",
     "Contrastive",

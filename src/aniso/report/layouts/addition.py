@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from aniso.records import Record
+from aniso.registry import MERGE_RULES
 from aniso.report.layouts.layout import ACCURACY, Layout
-from aniso.report.results import Column, Results, listed
+from aniso.report.results import Column, Results, Row, listed
 from aniso.report.tables import Estimate, Table
 
 _RELATIVE = Column("relative")
+_DATA = "data"
+_DATA_MEANING = (
+    "data: what the method needs beside the vectors; a scale chosen on validation data takes labels"
+)
 _MEANING = "relative: accuracy as a share of that of the task's own fine-tuned vector, mean over tasks"
 
 
@@ -38,18 +43,29 @@ class Addition(Layout):
         return ACCURACY, ""
 
     def table(self, found: Results) -> Table:
+        merges = any(record.spec.method in MERGE_RULES for row in found.rows for record in row.records)
         rows = (
             (
                 row.name,
+                *((data_needed(row),) if merges else ()),
                 *(_without_error(found.cell(row, ACCURACY, task)) for task in found.tasks[ACCURACY]),
                 found.cell(row, ACCURACY),
                 found.cell(row, _RELATIVE),
             )
             for row in found.rows
         )
-        columns = ("method", *found.tasks[ACCURACY], "mean", "relative")
-        title = f"{found.name}: test accuracy of one model on {found.count}, %"
-        return Table(title, columns, tuple(rows), (_MEANING, *_without_reference(found), *found.caveats()))
+        columns = ("method", *((_DATA,) if merges else ()), *found.tasks[ACCURACY], "mean", "relative")
+        compared = "merging methods, test accuracy" if merges else "test accuracy"
+        title = f"{found.name}: {compared} of one model on {found.count}, %"
+        notes = (_MEANING, *((_DATA_MEANING,) if merges else ()))
+        return Table(title, columns, tuple(rows), (*notes, *_without_reference(found), *found.caveats()))
+
+
+def data_needed(row: Row) -> str:
+    """Return which data a row's runs need beside the vectors: none, or labelled."""
+    learned = [record for record in row.records if record.spec.method not in ("none", "vector")]
+    fixed = [r for r in learned if r.spec.method in MERGE_RULES and not r.metrics.history]
+    return "none" if len(fixed) == len(learned) else "labelled"
 
 
 def _without_error(estimate: Estimate | None) -> Estimate | None:
