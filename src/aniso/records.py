@@ -29,6 +29,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
 }
 """The fields of a spec that each of aniso's own settings needs; other settings are not checked."""
 Share = Annotated[float, Field(ge=0, le=1)]
+Supervision = Literal["none", "unlabelled", "labelled"]
 FiveNumbers = tuple[float, float, float, float, float]
 
 
@@ -83,6 +84,8 @@ class EpochRow(_Part):
     """Mean loss of every term of the objective, by the term's name."""
     accuracy: dict[str, float] = Field(default_factory=dict)
     """Accuracy on the keep rule's splits, by the split's name."""
+    agreement: dict[str, float] = Field(default_factory=dict)
+    """Share of predictions that are those of the teacher, by the name of the unlabelled split."""
     perplexity: dict[str, float] = Field(default_factory=dict)
     kept: bool = False
     """True for the row whose values are kept so far."""
@@ -162,6 +165,8 @@ class Metrics(_Part):
     evaluations: int | None = None
     scale: float | None = None
     """Of searches."""
+    supervision: Supervision | None = None
+    """What the task's data decided the result by: nothing, items without labels, or labels."""
     head: HeadSummary | None = None
     selection: SelectionSummary | None = None
     history: tuple[EpochRow, ...] = ()

@@ -22,8 +22,9 @@ from aniso.experiments.problem import Problem
 from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResult
 from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
-from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Trainable, accuracy, fit, predict
+from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Teacher, Trainable, accuracy, fit, predict
 from aniso.learn.selection import Choice, SelectionInputs, new_selection_rule
+from aniso.learn.teacher import with_vector
 from aniso.models import Encoder, LanguageModel, Wrapped
 from aniso.records import Inputs, SelectionSummary
 from aniso.vectors import Bank
@@ -170,10 +171,11 @@ class Session:
 
     def with_own_vector(self, task: str) -> Composition:
         """Return the model fine-tuned on a task: the base plus the task's own vector."""
-        composition = self.compose(self.whole_bank.only(task), Partition.whole())
-        with torch.no_grad():
-            composition.values.fill_(1.0)
-        return composition
+        return with_vector(self._base, self.whole_bank.only(task), self.options.runtime)
+
+    def teacher(self, task: str) -> Teacher:
+        """Return the teacher of a task: the model fine-tuned on it, composed when its outputs are needed."""
+        return Teacher(task, lambda: self.with_own_vector(task))
 
     @cached_property
     def objective(self) -> Objective:
@@ -292,6 +294,9 @@ class Session:
         if self.setting.compare and result.head is not None:
             metrics = metrics.with_values(**self._parts_alone(learned))
         metrics = metrics.merged(result.metrics)
+        supervision = self.problem.supervision(self.setting.method, has_head=result.head is not None)
+        if supervision is not None:
+            metrics = metrics.with_values(supervision=supervision)
         coefficients = result.coefficients
         if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
             metrics = metrics.model_copy(update={"selection": self.selection_summary})
