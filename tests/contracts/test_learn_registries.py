@@ -40,6 +40,7 @@ def test_everything_has_its_name() -> None:
         *("cross-entropy", "language", "coefficient-norm", "entropy", "sar", "contrastive", "fixmatch"),
         "cosine-pairs",
         "image-text",
+        "distil",
     }
     assert set(HEADS.names) == {"tip", "lpp", "linear"}
     assert set(SELECTION_RULES.names) == {"random", "features", "gradient", "blockwise-gradient", "pursuit"}
