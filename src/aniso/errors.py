@@ -246,7 +246,7 @@ EXPLANATIONS: dict[str, str] = {
     "that is not empty, and the text tower reads all of it.",
     "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; "
     "none of them may be empty.",
-    "DATA-SHOTS": "A class has fewer images than the number of shots, or a share of a split is less than one.",
+    "DATA-SHOTS": "A class has fewer images than the number of shots, or a share of a split holds none.",
     "DATA-EMPTY": "A folder without images would become a class that can be neither learned nor tested.",
     "DATA-LABEL": "Every image has one label, and every label is one of the classes.",
     "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",

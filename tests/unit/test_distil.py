@@ -319,7 +319,7 @@ class StopAt:
 @pytest.mark.parametrize("match", ["kl", "features", "labels"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_a_run_is_resumed_exactly(world: colours.World, tmp_path: Path, match: str, steps: int) -> None:
-    """In the middle of an epoch, and with the cache gone: the targets are computed again, to the same bits."""
+    """Also within an epoch, and with the cache gone: the targets are computed again, to the same bits."""
     schedule = Schedule(epochs=2, lr=0.05, batch_size=4, micro_batch=3)
     part, rest = world.target.val.unlabelled().carve("held out", share=0.4, what="held out")
 

@@ -157,7 +157,8 @@ class Addition(ImageSetting):
 
         taught = self._chosen_by == "teachers"
         by_labels = self._chosen_by == "labels"
-        labelled = self._labelled(tasks) if by_labels or self.objective == _LABELS else {}
+        learns_labels = self.objective == _LABELS and self.method.minimises
+        labelled = self._labelled(tasks) if by_labels or learns_labels else {}
         learned, held_out = self._unlabelled(tasks) if taught or self.objective != _LABELS else ({}, {})
         keep: Keep = Best(*labelled.values()) if by_labels else Last()
         if taught:
