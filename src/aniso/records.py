@@ -76,6 +76,8 @@ class EpochRow(_Part):
 
     epoch: int | None = None
     """Number of complete epochs, or of the look; 0 is the start, before any step."""
+    round: int | None = None
+    """Learning in rounds: the number of the round, from 1 on."""
     step: int | None = None
     """Steps of the run so far, where epochs are validated within or cut short."""
     loss: float | None = None

@@ -20,6 +20,7 @@ from aniso.experiments.head_fitting import VIEWS, check_head, fit_head
 from aniso.experiments.methods import TrainingMethod
 from aniso.experiments.problem import Problem
 from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResult
+from aniso.experiments.run_files import round_directory
 from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Teacher, Trainable, accuracy, fit, predict
@@ -204,18 +205,24 @@ class Session:
         model = self.with_own_vector(task)
         return accuracy(predict(model, split, workers=self.options.workers), split).value
 
-    def fit(self, trained: Trainable, *, keep: Keep | None = None) -> Fit:
-        """Minimise the objective over something trainable; ``keep`` replaces the setting's rule."""
+    def fit(self, trained: Trainable, *, keep: Keep | None = None, round_number: int = 1) -> Fit:
+        """Minimise the objective over something trainable; ``keep`` replaces the setting's rule.
+
+        Rounds after the first have directories of their own within the run's.
+        """
         method, options = self.setting.method, self.options
         assert isinstance(method, TrainingMethod)
         schedule, note = method.session_schedule(self)
+        directory = options.directory
+        if directory is not None and round_number > 1:
+            directory = directory / round_directory(round_number)
         done = fit(
             trained,
             self.objective,
             schedule,
             keep=keep or self.keep,
             seed=self.setting.seed,
-            directory=options.directory,
+            directory=directory,
             resume=options.resume,
             allow_env_change=options.allow_env_change,
             workers=options.workers,
