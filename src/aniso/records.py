@@ -205,6 +205,10 @@ class Spec(_Part):
     # defaults of records written before these were options
     evaluations: int = 500
     factors: bool = False
+    match: str = "kl"
+    choose_by: str | None = None
+    inputs_from: str = "val"
+    rounds: int = 1
 
     @field_validator("setting", mode="before")
     @classmethod
