@@ -202,6 +202,8 @@ def test_ids_of_runs_with_labels_are_those_from_before_these_options(shelf):
         (("--method", "search", "--choose-by", "last"), "no last epoch"),
         (("--method", "search", "--objective", "distil"), "choose_by teachers"),
         (("--objective", "image-text"), "does not fit"),
+        (("--objective", "entropy", "--match", "labels"), "objective distil"),
+        (("--inputs-from", "train"), "without labels"),
         (("--objective", "distill"), "distil"),
         (("--objective", "distil", "--match", "logits"), "features"),
         (("--objective", "distil", "--temperature", 0), "temperature"),

@@ -115,6 +115,10 @@ class Addition(ImageSetting):
             raise ValueError("a search has no last epoch: choose_by labels or teachers")
         if self.method.name == "search" and self.objective != _LABELS:
             raise ValueError("a search minimises nothing: leave objective out, and use choose_by teachers")
+        if self.objective not in TAUGHT and (self.match, self.temperature, self.confidence) != ("kl", 1, 0):
+            raise ValueError("match, temperature and confidence are options of objective distil")
+        if self.objective == _LABELS and self._chosen_by != "teachers" and self.inputs_from != "val":
+            raise ValueError("inputs_from is for items without labels: add objective or choose_by teachers")
         self._check_teachers()
 
     def _check_teachers(self) -> None:
