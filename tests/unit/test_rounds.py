@@ -17,7 +17,7 @@ from aniso.errors import StoppedError
 from aniso.experiments.result import RunOptions
 from aniso.experiments.session import Session
 from aniso.experiments.settings.addition import Addition
-from aniso.learn import Best, CrossEntropy, Fit, Schedule, features, fit, fit_rounds
+from aniso.learn import Best, CrossEntropy, Schedule, features, fit, rounds_of
 from aniso.vectors import Bank
 
 Refused = Callable[..., AbstractContextManager[Any]]
@@ -103,77 +103,59 @@ def test_folding_is_mu_plus_c_times_lambda(world: colours.World) -> None:
 def test_a_round_starts_where_the_last_one_ended(world: colours.World) -> None:
     term = CrossEntropy(world.target.train, view="eval")
     split, starts, ends = world.target.val.unlabelled(), [], []
-
-    def fit_round(model: Composition, number: int) -> Fit:
-        starts.append(features(model, split))
-        done = fit(model, term, QUICK)
-        ends.append(features(model, split))
-        return done
-
     composition = world.composition()
-    done = fit_rounds(composition, 3, fit_round)
-    assert len(done) == 3
+    for model in rounds_of(composition, 3):
+        starts.append(features(model, split))
+        fit(model, term, QUICK)
+        ends.append(features(model, split))
+    assert len(ends) == 3
     for end, start in zip(ends, starts[1:], strict=False):
         torch.testing.assert_close(start, end, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(features(composition, split), ends[-1], rtol=1e-4, atol=1e-5)
     assert composition.bank.names == ("one", "two")
-    assert done[-1].coefficients is not None
-    assert torch.equal(done[-1].coefficients.values, composition.values.detach())
 
 
 def test_rounds_never_lose_what_the_keep_rule_measures(world: colours.World) -> None:
-    keep = Best(world.target.val)
-    done = fit_rounds(
-        world.composition(),
-        3,
-        lambda model, number: fit(model, CrossEntropy(world.target.train), QUICK, keep=keep),
-    )
+    keep, term = Best(world.target.val), CrossEntropy(world.target.train)
+    done = [fit(model, term, QUICK, keep=keep) for model in rounds_of(world.composition(), 3)]
     kept = [one.history[one.kept].accuracy[world.target.val.name] for one in done]
     assert kept == sorted(kept)
 
 
-def test_one_round_is_an_ordinary_fit(world: colours.World) -> None:
-    expected, composition = world.composition(), world.composition()
-    term = CrossEntropy(world.target.train)
-    whole = fit(expected, term, QUICK)
-    (done,) = fit_rounds(composition, 1, lambda model, number: fit(model, term, QUICK))
-    assert torch.equal(composition.values, expected.values) and done.history == whole.history
+def test_one_round_is_the_composition_itself(world: colours.World) -> None:
+    composition = world.composition()
+    assert [*rounds_of(composition, 1)] == [composition]
 
 
 def test_rounds_of_a_linearised_model(world: colours.World) -> None:
     composition = Composition(Linearised(world.encoder), world.bank)
-    done = fit_rounds(
-        composition, 2, lambda model, number: fit(model, CrossEntropy(world.target.train), QUICK)
-    )
+    term = CrossEntropy(world.target.train)
+    done = [fit(model, term, QUICK) for model in rounds_of(composition, 2)]
     assert len(done) == 2 and composition.coefficients.linearised
 
 
 def test_a_round_that_changes_nothing_is_the_last(world: colours.World) -> None:
-    still = Schedule(epochs=1, lr=1e-30, batch_size=8)
-    keep = Best(world.target.val)
-    done = fit_rounds(
-        world.composition(),
-        4,
-        lambda model, number: fit(model, CrossEntropy(world.target.train), still, keep=keep),
-    )
-    assert len(done) == 1
+    assert len([*rounds_of(world.composition(), 4)]) == 1
 
 
 def test_the_difference_has_a_name_of_its_own(world: colours.World) -> None:
     vectors = {"difference": world.bank["one"], "two": world.bank["two"]}
-    composition, names = Composition(world.encoder, Bank(vectors)), []
-
-    def fit_round(model: Composition, number: int) -> Fit:
-        names.append(model.bank.names)
-        return fit(model, CrossEntropy(world.target.train), QUICK)
-
-    fit_rounds(composition, 2, fit_round)
+    composition = at_random(Composition(world.encoder, Bank(vectors)))
+    names = [model.bank.names for model in rounds_of(composition, 2)]
     assert names == [("difference", "two"), ("difference", "two", "difference+")]
+
+
+def test_a_round_without_a_step_gives_the_same_coefficients(world: colours.World) -> None:
+    composition = at_random(world.composition())
+    before = composition.values.detach().clone()
+    for _ in rounds_of(composition, 3):
+        pass
+    assert torch.equal(composition.values.detach(), before)
 
 
 def test_a_number_of_rounds_below_one_is_refused(world: colours.World, refused: Refused) -> None:
     with refused("USAGE", 2, "0 rounds"):
-        fit_rounds(world.composition(), 0, lambda model, number: pytest.fail("fitted"))
+        next(rounds_of(world.composition(), 0))
 
 
 # runs

@@ -38,7 +38,7 @@ from aniso.learn.objectives import (
 )
 from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
-from aniso.learn.rounds import fit_rounds
+from aniso.learn.rounds import rounds_of
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
 from aniso.learn.tracking import Tracker
@@ -48,7 +48,7 @@ from aniso.schedule import LrSchedule, Optimiser, Precision, Schedule
 __all__ = [
     "fit",
     "Fit",
-    "fit_rounds",
+    "rounds_of",
     "Trainable",
     "EpochRow",
     "Schedule",

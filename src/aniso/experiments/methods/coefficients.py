@@ -114,25 +114,20 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
 
     def _fitted(self, session: Session, composition: Composition) -> tuple[Fit, Metrics]:
         """Learn the coefficients in one round or several; the metrics have the rows of all of them."""
-        from aniso.learn import Trainable, fit_rounds
+        from aniso.learn import Trainable, rounds_of
 
-        found: dict[int, Metrics] = {}
-
-        def fit_round(model: Composition, number: int) -> Fit:
+        fits: list[Fit] = []
+        for number, model in enumerate(rounds_of(composition, self.rounds), 1):
             trained = Trainable.coefficients(model.prepare())  # damaged vectors are found before training
-            done = session.fit(trained, round_number=number)
-            found[number] = training_metrics(done, trained)
-            return done
-
-        fits = fit_rounds(composition, self.rounds, fit_round)
-        done, metrics = fits[-1], found[len(fits)]
+            fits.append(session.fit(trained, round_number=number))
+            metrics = training_metrics(fits[-1], trained)
         if self.rounds == 1:
-            return done, metrics
+            return fits[0], metrics
         rows = [row.with_values(round=number) for number, one in enumerate(fits, 1) for row in one.history]
         notes = tuple(note for one in fits for note in one.notes)
         if len(fits) < self.rounds:
             notes += (f"{len(fits)} of {self.rounds} rounds: no coefficient differs from 0",)
-        return replace(done, notes=notes), metrics.with_values(history=tuple(rows))
+        return replace(fits[-1], notes=notes), metrics.with_values(history=tuple(rows))
 
     def _composition(self, session: Session) -> tuple[Composition, FactorComposition | None]:
         """A composition of whole updates, or of adapters' factors, which becomes an adapter."""
