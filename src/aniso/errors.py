@@ -251,7 +251,7 @@ EXPLANATIONS: dict[str, str] = {
     "that is not empty, and the text tower reads all of it.",
     "DATA-TEXT": "Texts are read from a plain text file, or from JSON lines of prompts and completions; "
     "none of them may be empty.",
-    "DATA-SHOTS": "A class has fewer images than the number of shots.",
+    "DATA-SHOTS": "A class has fewer images than the number of shots, or a share of a split holds none.",
     "DATA-EMPTY": "A folder without images would become a class that can be neither learned nor tested.",
     "DATA-LABEL": "Every image has one label, and every label is one of the classes.",
     "DATA-FORMAT": "The files are not in one of the layouts that are read, or are damaged.",
@@ -265,7 +265,8 @@ EXPLANATIONS: dict[str, str] = {
     "with --on-bad-image skip; a note lists them.",
     "IMAGE-BOMB": "A small file that unpacks to an enormous image is a known way to exhaust a machine.",
     "OBJECTIVE": "An objective is a signed sum of terms, each bound to a split or to the coefficients.",
-    "KEEP": "A keep rule chooses an epoch by accuracies on labelled splits that are not for testing.",
+    "KEEP": "A keep rule chooses an epoch by accuracies on labelled splits that are not for testing, or by "
+    "agreement with teachers on unlabelled ones.",
     "LEARN-TEST": "Test labels are for evaluation only: what is learned from them, or selected by them, says "
     "nothing about new images.",
     "LEARN-NONFINITE": "A loss or a feature became NaN or infinite. The best epoch before is kept.",

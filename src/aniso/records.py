@@ -29,6 +29,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
 }
 """The fields of a spec that each of aniso's own settings needs; other settings are not checked."""
 Share = Annotated[float, Field(ge=0, le=1)]
+Supervision = Literal["none", "unlabelled", "labelled"]
 FiveNumbers = tuple[float, float, float, float, float]
 
 
@@ -75,6 +76,8 @@ class EpochRow(_Part):
 
     epoch: int | None = None
     """Number of complete epochs, or of the look; 0 is the start, before any step."""
+    round: int | None = None
+    """Learning in rounds: the number of the round, from 1 on."""
     step: int | None = None
     """Steps of the run so far, where epochs are validated within or cut short."""
     loss: float | None = None
@@ -83,6 +86,8 @@ class EpochRow(_Part):
     """Mean loss of every term of the objective, by the term's name."""
     accuracy: dict[str, float] = Field(default_factory=dict)
     """Accuracy on the keep rule's splits, by the split's name."""
+    agreement: dict[str, float] = Field(default_factory=dict)
+    """Share of predictions that are those of the teacher, by the name of the unlabelled split."""
     perplexity: dict[str, float] = Field(default_factory=dict)
     kept: bool = False
     """True for the row whose values are kept so far."""
@@ -162,6 +167,8 @@ class Metrics(_Part):
     evaluations: int | None = None
     scale: float | None = None
     """Of searches."""
+    supervision: Supervision | None = None
+    """What the task's data decided the result by: nothing, items without labels, or labels."""
     head: HeadSummary | None = None
     selection: SelectionSummary | None = None
     history: tuple[EpochRow, ...] = ()
@@ -198,6 +205,10 @@ class Spec(_Part):
     # defaults of records written before these were options
     evaluations: int = 500
     factors: bool = False
+    match: str = "kl"
+    choose_by: str | None = None
+    inputs_from: str = "val"
+    rounds: int = 1
 
     @field_validator("setting", mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """Registries: everything that can be chosen by name, and added by one file.
 
-Objectives, heads, selection rules, merge rules, settings, methods, partitions, readers and engines each have a
-registry. A class is added by a decorator in its own file::
+Objectives, heads, selection rules, merge rules, settings, methods, partitions, readers and engines each
+have a registry. A class is added by a decorator in its own file::
 
     @HEADS.register("nearest-mean")
     class NearestMean(Head):

@@ -41,6 +41,7 @@ def test_everything_has_its_name() -> None:
         "cosine-pairs",
         "image-text",
         "stay-near",
+        "distil",
     }
     assert set(HEADS.names) == {"tip", "lpp", "linear"}
     assert set(SELECTION_RULES.names) == {"random", "features", "gradient", "blockwise-gradient", "pursuit"}

@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "experiments/*.md", "benchmarks/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 HOWTOS = sorted((ROOT / "docs/howto").glob("*.md"))
+METHODS = sorted((ROOT / "docs/methods").glob("*.md"))
 PARSED = ("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data")
 """Commands that need data which are not ours to pass on, or write into the repository."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
@@ -275,6 +276,20 @@ def _removal() -> Scope:
     return {}
 
 
+def _teachers() -> Scope:
+    """Two tasks named like vectors of the bundled bank."""
+    for first, name in ((0, "mnist"), (300, "svhn")):
+        for part, count in (("train", 4), ("val", 8), ("test", 4)):
+            runs.coloured(Path("DATA") / name / part, count, first)
+            first += 20
+    return {
+        "aniso": library,
+        "encoder": library.load_model("mini"),
+        "bank": library.Bank.load("mini").only("mnist", "svhn"),
+        "tasks": [library.load_task(f"DATA/{name}") for name in ("mnist", "svhn")],
+    }
+
+
 def _mini() -> Scope:
     pictures.folder(Path("DIR"), {"forest": 10, "river": 10})
     return {}
@@ -299,6 +314,8 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/texts.md": _texts,
     "docs/howto/removal.md": _removal,
     "docs/howto/which-method.md": _which_method,
+    "docs/methods/rounds.md": _teachers,
+    "docs/methods/teachers.md": _teachers,
     "docs/mini.md": _mini,
 }
 
@@ -395,7 +412,7 @@ def test_commands_have_the_options_they_are_shown_with(page):
 
 def test_options_named_within_sentences_exist():
     known = _all_options(typer.main.get_command(app))
-    pages = [ROOT / "README.md", *HOWTOS, ROOT / "docs/mini.md", ROOT / "docs/architecture.md"]
+    pages = [ROOT / "README.md", *HOWTOS, *METHODS, ROOT / "docs/mini.md", ROOT / "docs/architecture.md"]
     for page in pages:
         for span in re.findall(r"`(--[a-z][^`]*)`", page.read_text()):
             given = {word.split("=")[0] for word in span.split() if word.startswith("--")}
@@ -421,7 +438,7 @@ def test_other_programs_are_given_files_and_targets_that_exist(page):
 
 
 def test_specs_are_specs():
-    for page in HOWTOS:
+    for page in (*HOWTOS, *METHODS):
         for text in blocks(page, "yaml"):
             document = parse_yaml(text, page.name)
             assert len(cells(validated(Experiment, document), document)) > 1

@@ -36,6 +36,10 @@ def test_from_fine_tuning_to_a_sentence_transformers_directory(place, done):
     given = ("--model", base, "--bank", bank, "--task", place / "reviews.csv", "--shots", "4")
     made = done("fit", "few-shot", *given, *QUICK, "-o", run)
     assert made["metrics"]["accuracy"]["reviews"]["total"] > 0
+    both = ("--task", place / "reviews.csv", "--task", place / "other.csv", "--choose-by", "last")
+    teachers = ("--objective", "distil", "--rounds", "2")
+    taught = done("fit", "addition", "--model", base, "--bank", bank, *both, *QUICK, *teachers)["metrics"]
+    assert taught["supervision"] == "unlabelled" and taught["history"][-1]["round"] == 2
     coefficients = run / "coefficients.safetensors"
     evaluated = done(
         "eval", base, "--bank", bank, "--coefficients", coefficients, "--task", place / "reviews.csv"

@@ -56,6 +56,10 @@ WITH = {
     "parallel": ("--method", "gradient-free"),
     "iterations": ("--method", "setfit"),
     "pairs": ("--method", "setfit"),
+    "match": ("--objective", "distil"),
+    "temperature": ("--objective", "distil"),
+    "confidence": ("--objective", "distil"),
+    "inputs_from": ("--objective", "distil"),
 }
 ALSO = {"schedule.lr": {"limit_lr"}}
 """Keys that an option changes beside its own: a learning rate that was given is not limited."""

@@ -220,3 +220,19 @@ def test_the_learning_rate_is_limited_by_the_vectors_length(world):
     limited, note = limit_learning_rate(Schedule(epochs=1, lr=100 * LR_LIMIT / length), bank, model)
     assert limited.lr == pytest.approx(LR_LIMIT / length, rel=0.05)
     assert f"{limited.lr:g}" in note and "--lr" in note
+
+
+def test_each_task_of_a_sum_of_entropies_is_watched(world):
+    """One task that collapses is enough, and it is named."""
+    terms = {i: Entropy(task.val.unlabelled()) for i, task in enumerate((world.target, world.control))}
+    detector = CollapseDetector(terms)
+    items, features = list(range(16)), torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    varied = functional.one_hot(torch.arange(16) % 2, 3).float()
+    for i in terms:
+        detector.observe(i, items, inputs(features, varied))
+    assert detector.reason() is None
+    constant = functional.one_hot(torch.ones(16, dtype=torch.long), 3).float()
+    for _ in range(5):
+        detector.observe(0, items, inputs(features, varied))
+        detector.observe(1, items, inputs(features, constant))
+    assert detector.reason().startswith(f"{world.control.name} val: all of 80 items")

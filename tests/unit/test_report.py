@@ -319,6 +319,24 @@ def test_addition_over_fewer_tasks_is_never_compared_silently():
     assert noted(made, "small (accuracy): without b")
 
 
+def test_objectives_of_addition_are_rows_of_their_own_and_earlier_records_had_labels():
+    earlier, labels = added({"a": 0.4}), added({"a": 0.6}, seed=1, objective="cross-entropy", match="kl")
+    assert row(table([earlier, labels]), "learned")[0].mean == pytest.approx(50)
+    teachers = [
+        added({"a": 0.5 + seed / 10}, seed=seed, objective="distil", match=match)
+        for seed, match in enumerate(("kl", "features"))
+    ]
+    names = [one[0] for one in table([earlier, *teachers]).rows]
+    assert names == [
+        "zero-shot",
+        "learned (match: features, objective: distil)",
+        "learned (match: kl, objective: cross-entropy)",
+        "learned (match: kl, objective: distil)",
+    ]
+    rounds = table([earlier, added({"a": 0.7}, seed=1, rounds=3)])
+    assert [one[0] for one in rounds.rows][1:] == ["learned (rounds: 1)", "learned (rounds: 3)"]
+
+
 def negated(target, left, control, **changes):
     return record("negation", accuracy={target: left, "guard": control}, **changes)
 

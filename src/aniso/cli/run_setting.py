@@ -172,6 +172,7 @@ def _epoch_printer(tracker: Tracker | None) -> Callable[[EpochRow], None]:
 
     def epoch_done(row: EpochRow) -> None:
         values = [f"{name} {value:.1%}" for name, value in list(row.accuracy.items())[:4]]
+        values += [f"{name}: {value:.1%} as its teacher" for name, value in list(row.agreement.items())[:4]]
         values += [f"{name} perplexity {value:.2f}" for name, value in row.perplexity.items()]
         loss = "" if row.loss is None else f"loss {row.loss:.3f}"
         words = [word for word in (loss, ", ".join(values)) if word]

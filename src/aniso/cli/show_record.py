@@ -126,6 +126,8 @@ def _print_training(metrics: Metrics) -> None:
     for name, score in metrics.out_of_domain.items():
         low, high = score.interval or (0.0, 1.0)
         show.line(f"{name}, out of domain: {score.accuracy:.1%} ({low:.1%} to {high:.1%})")
+    if metrics.supervision == "unlabelled":
+        show.line("no label was used to learn or to choose")
     if metrics.kept_epoch is not None:
         show.line(
             f"kept epoch {metrics.kept_epoch} of {metrics.epochs}; {metrics.trainable:,} trained parameters"

@@ -5,6 +5,7 @@ from aniso.compose.bake import Baked
 from aniso.compose.card import CardDetails
 from aniso.compose.coefficients import Coefficients
 from aniso.compose.composition import Composition
+from aniso.compose.difference import difference_vector, folded
 from aniso.compose.linearised import Linearised, Tangent
 from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
 from aniso.compose.partition import Partition
@@ -18,6 +19,8 @@ __all__ = [
     "CoefficientIndex",
     "BlockCoefficients",
     "Baked",
+    "difference_vector",
+    "folded",
     "CardDetails",
     "MergedAdapter",
     "merge_adapters",

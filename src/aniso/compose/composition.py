@@ -251,6 +251,23 @@ class Composition(nn.Module):
                 fix="load composed weights into another model, or make a new composition",
             )
 
+    def release(self) -> Self:
+        """Drop vectors and composed weights from memory; they are read again when they are needed."""
+        self._reset()
+        return self
+
+    def with_bank(self, bank: Bank) -> Composition:
+        """Return a composition of another bank over the same model, with all coefficients zero."""
+        model = self._base_copy()
+        return Composition(
+            Linearised(model) if self.linearised else model,
+            bank,
+            self.partition,
+            runtime=self.runtime,
+            any_base=self._any_base,
+            mesh=self._mesh,
+        )
+
     def bake(self) -> Baked:
         """Return ordinary weights under the model's names, composed when they are read or saved."""
         if self.linearised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from aniso.data import sampling
@@ -111,6 +111,10 @@ class NamelessItems(Items):
     @property
     def ids(self) -> Sequence[str]:
         return self._ids
+
+    def take(self, indices: Iterable[int]) -> NamelessItems:
+        """Return these items, in this order, under the numbers that they have here."""
+        return NamelessItems(ChosenItems([self.__items], [(0, i) for i in indices]))
 
     def content(self, index: int) -> bytes:
         return self.__items.content(index)

@@ -62,6 +62,20 @@ class Unlabelled(Dataset[Any]):
         """A hash that changes whenever an item is added or removed."""
         return _digest(sorted(self.items.ids))
 
+    def take(self, indices: Iterable[int], what: str = "") -> Unlabelled:
+        """Return the split of these items, in this order; ``what`` is added to the name."""
+        name = f"{self.name} ({what})" if what else self.name
+        return Unlabelled(name, self.classes, self.items.take(indices))
+
+    def carve(self, *words: Hashable, share: float, what: str = "") -> tuple[Unlabelled, Unlabelled]:
+        """Divide into two disjoint splits, drawn by item alone: a share of the items, and the rest.
+
+        Smaller shares are part of larger ones; ``what`` is added to the name of the first split.
+        """
+        order = sampling.shuffled(self.items.ids, *words)
+        count = round(share * len(self))
+        return self.take(sorted(order[:count]), what), self.take(sorted(order[count:]))
+
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from aniso.data import Labelled, Task
+from aniso.data import Labelled, Task, TextDataset
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.evaluation import Evaluation
+from aniso.experiments.methods import Method
 from aniso.learn import Keep, Objective
+from aniso.records import Supervision
 
 
 @final
@@ -30,6 +32,19 @@ class Problem:
     shots: Labelled | None = None
     """What a head is learned from."""
     notes: tuple[str, ...] = ()
+
+    def supervision(self, method: Method, *, has_head: bool = False) -> Supervision | None:
+        """Return what decides the result of a method: no data, items without labels, or labels.
+
+        None for texts, of which there is no class to label. A head is learned from labels.
+        """
+        terms = [term for _, term in self.objective.data_terms] if method.minimises else []
+        splits = [*(term.split for term in terms), *(self.keep.splits if method.uses_keep_data else ())]
+        if any(isinstance(split, TextDataset) for split in splits):
+            return None
+        if has_head or any(isinstance(split, Labelled) for split in splits):
+            return "labelled"
+        return "unlabelled" if splits else "none"
 
 
 def other_vectors(

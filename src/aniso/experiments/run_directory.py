@@ -27,6 +27,7 @@ from aniso.experiments.run_files import (
     PREDICTIONS,
     PREDICTIONS_META,
     RECORD,
+    ROUND,
     SPEC,
     TENSORBOARD,
     WANDB,
@@ -47,7 +48,7 @@ _FILES = (
     *(SPEC, RECORD, METRICS, COEFFICIENTS, MERGED, WEIGHTS, HEAD, ADAPTER, FAILURE, TENSORBOARD, WANDB),
     *(COMPARISON, COMPARISON_ROWS, IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META),
 )
-_OURS = re.compile("|".join([*map(re.escape, _FILES), r"state-\d+-\d+\.safetensors"]))
+_OURS = re.compile("|".join([*map(re.escape, _FILES), ROUND, r"state-\d+-\d+\.safetensors"]))
 
 
 @final
@@ -169,8 +170,10 @@ class RunDirectory:
         return made
 
     def _remove_states(self) -> None:
-        for state in TrainingCheckpoints(self.path).files():
-            disk.remove(state)
+        rounds = [path for path in self.path.iterdir() if re.fullmatch(ROUND, path.name)]
+        for directory in (self.path, *rounds):
+            for state in TrainingCheckpoints(directory).files():
+                disk.remove(state)
 
     def outputs(self) -> list[str]:
         names = (

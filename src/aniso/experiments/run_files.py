@@ -27,6 +27,13 @@ WANDB = "wandb"
 CLASSES = "classes.json"
 PREDICTIONS = "predictions.csv"
 PREDICTIONS_META = f"{PREDICTIONS}{META}"
+ROUND = r"round-\d+"
+"""Directories of rounds after the first."""
+
+
+def round_directory(number: int) -> str:
+    """Return the name of the directory of a round."""
+    return f"round-{number}"
 
 
 def file_of(path: Path, name: str) -> Path:

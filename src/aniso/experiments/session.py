@@ -20,6 +20,7 @@ from aniso.experiments.head_fitting import VIEWS, check_head, fit_head
 from aniso.experiments.methods import TrainingMethod
 from aniso.experiments.problem import Problem
 from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResult
+from aniso.experiments.run_files import round_directory
 from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.learn import (
@@ -29,12 +30,14 @@ from aniso.learn import (
     Keep,
     Objective,
     Start,
+    Teacher,
     Trainable,
     accuracy,
     fit,
     predict,
 )
 from aniso.learn.selection import Choice, SelectionInputs, new_selection_rule
+from aniso.learn.teacher import with_vector
 from aniso.models import Encoder, LanguageModel, Wrapped
 from aniso.records import Inputs, SelectionSummary
 from aniso.vectors import Bank
@@ -191,10 +194,11 @@ class Session:
 
     def with_own_vector(self, task: str) -> Composition:
         """Return the model fine-tuned on a task: the base plus the task's own vector."""
-        composition = self.compose(self.whole_bank.only(task), Partition.whole())
-        with torch.no_grad():
-            composition.values.fill_(1.0)
-        return composition
+        return with_vector(self._base, self.whole_bank.only(task), self.options.runtime)
+
+    def teacher(self, task: str) -> Teacher:
+        """Return the teacher of a task: the model fine-tuned on it, composed when its outputs are needed."""
+        return Teacher(task, lambda: self.with_own_vector(task))
 
     @cached_property
     def objective(self) -> Objective:
@@ -223,11 +227,17 @@ class Session:
         model = self.with_own_vector(task)
         return accuracy(predict(model, split, workers=self.options.workers), split).value
 
-    def fit(self, trained: Trainable, *, keep: Keep | None = None) -> Fit:
-        """Minimise the objective over something trainable; ``keep`` replaces the setting's rule."""
+    def fit(self, trained: Trainable, *, keep: Keep | None = None, round_number: int = 1) -> Fit:
+        """Minimise the objective over something trainable; ``keep`` replaces the setting's rule.
+
+        Rounds after the first have directories of their own within the run's.
+        """
         method, options = self.setting.method, self.options
         assert isinstance(method, TrainingMethod)
         schedule, note = method.session_schedule(self)
+        directory = options.directory
+        if directory is not None and round_number > 1:
+            directory = directory / round_directory(round_number)
         done = fit(
             trained,
             self.objective,
@@ -235,7 +245,7 @@ class Session:
             keep=keep or self.keep,
             start=self.start,
             seed=self.setting.seed,
-            directory=options.directory,
+            directory=directory,
             resume=options.resume,
             allow_env_change=options.allow_env_change,
             workers=options.workers,
@@ -314,6 +324,9 @@ class Session:
         if self.setting.compare and result.head is not None:
             metrics = metrics.with_values(**self._parts_alone(learned))
         metrics = metrics.merged(result.metrics)
+        supervision = self.problem.supervision(self.setting.method, has_head=result.head is not None)
+        if supervision is not None:
+            metrics = metrics.with_values(supervision=supervision)
         coefficients = result.coefficients
         if self.setting.method.needs_bank and self.setting.selection is not None and self.choice is not None:
             metrics = metrics.model_copy(update={"selection": self.selection_summary})

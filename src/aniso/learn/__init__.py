@@ -20,7 +20,7 @@ from aniso.learn.finetune import PAPER, Tuned, finetune, tuned_weights
 from aniso.learn.fit import Fit, fit
 from aniso.learn.gradient_free import evolve
 from aniso.learn.item_predictions import ItemClassifier
-from aniso.learn.keep import Best, Keep, Last, Lowest
+from aniso.learn.keep import Agreement, Best, Keep, Last, Lowest
 from aniso.learn.language import LanguageScore, evaluate_lm, text_dataset
 from aniso.learn.lora import Adapter, Layers, adapter
 from aniso.learn.objectives import (
@@ -29,14 +29,17 @@ from aniso.learn.objectives import (
     Contrastive,
     CosinePairs,
     CrossEntropy,
+    Distil,
     Entropy,
     FixMatch,
     LanguageLoss,
     Objective,
     StayNear,
+    Teacher,
 )
 from aniso.learn.predictions import Predictions, predict_unlabelled
 from aniso.learn.rate_limit import LR_LIMIT, limit_learning_rate, relative_norm
+from aniso.learn.rounds import rounds_of
 from aniso.learn.search import POINTS, Search, search
 from aniso.learn.selection import GradientCache
 from aniso.learn.starts import Start
@@ -48,6 +51,7 @@ __all__ = [
     "fit",
     "Fit",
     "Start",
+    "rounds_of",
     "Trainable",
     "EpochRow",
     "Schedule",
@@ -58,6 +62,7 @@ __all__ = [
     "Last",
     "Best",
     "Lowest",
+    "Agreement",
     "Objective",
     "CrossEntropy",
     "CosinePairs",
@@ -68,6 +73,8 @@ __all__ = [
     "SAR",
     "Contrastive",
     "FixMatch",
+    "Distil",
+    "Teacher",
     "evaluate",
     "predict",
     "classify",

@@ -206,7 +206,7 @@ def features(
             )
         cache = None
     cache = cache or FeatureCache(None)
-    key = "" if cache.directory is None else _key(model, split, view, views, seed)
+    key = "" if cache.directory is None else feature_key(model, split, view, views, seed)
     found = cache.get(key) if key else None
     if found is not None:
         return found
@@ -262,7 +262,8 @@ def _in_order(pieces: Iterator[Tensor], order: list[int], size: int) -> Iterator
     yield from torch.split(computed[place.to(computed.device)], size)
 
 
-def _key(model: nn.Module, split: Split, view: str, views: int, seed: int) -> str:
+def feature_key(model: nn.Module, split: Split, view: str = "eval", views: int = 1, seed: int = 0) -> str:
+    """Return a hash of everything that features depend on: weights, transforms and the items' content."""
     encoder = encoder_of(model)
     transforms = json.dumps(encoder.transforms.identity(), sort_keys=True)
     drawn = f"{view} {views} {seed}" if view != "eval" else f"eval {views}"

@@ -68,7 +68,10 @@ def weight_gradient(
             size = min(batch_size, term.split.default_batch_size)
             done = 0
             for batch in Batches(term.split, *views, size=size, seed=seed, workers=workers):
-                inputs = _inputs(lambda x: functional_call(encoder, leaves, (x.to(device),)), head, batch)
+                targets = term.item_targets(encoder, batch.indices)
+                inputs = _inputs(
+                    lambda x: functional_call(encoder, leaves, (x.to(device),)), head, batch, targets
+                )
                 loss = weight * term.loss(inputs) * (len(batch) / len(term.split))
                 _require_finite(loss, term, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -94,11 +97,14 @@ def cell_gradients(vector: TaskVector, gradient: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _inputs(model: Callable[[Tensor], Tensor], head: Classifier | None, batch: Batch) -> TermInputs:
+def _inputs(
+    model: Callable[[Tensor], Tensor], head: Classifier | None, batch: Batch, targets: Mapping[str, Tensor]
+) -> TermInputs:
     features = model(cat_padded(batch.views))
     own = torch.split(features, [len(view) for view in batch.views])
     labels = None if batch.labels is None else batch.labels.to(features.device)
-    return TermInputs(tuple(own), logits_of(head, own), labels)
+    marks = {name: values.to(features.device) for name, values in targets.items()}
+    return TermInputs(tuple(own), logits_of(head, own), labels, marks)
 
 
 def _leaves(encoder: Wrapped) -> dict[str, Tensor]:

@@ -180,7 +180,9 @@ def objective_loss(composition: Composition, objective: Objective, seed: int = 0
         for batch in Batches(term.split, *views, size=size, seed=seed):
             own = tuple(composition(view.to(device)).float() for view in batch.views)
             labels = None if batch.labels is None else batch.labels.to(device)
-            loss = float(term.loss(TermInputs(own, logits_of(head, own), labels)))
+            targets = term.item_targets(composition, batch.indices)
+            marks = {name: values.to(device) for name, values in targets.items()}
+            loss = float(term.loss(TermInputs(own, logits_of(head, own), labels, marks)))
             total += weight * loss * len(batch) / len(term.split)
     for weight, value_term in objective.value_terms:
         total += weight * float(value_term.loss(composition.values, composition.index))

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from aniso.data import Labelled, TextDataset
+from aniso.data import Labelled, TextDataset, Unlabelled
 from aniso.errors import UsageError, printable
+from aniso.learn.teacher import Teacher
 from aniso.records import JsonValue
 
 Measured = Mapping[str, float]
-"""Scores after an epoch by the name of the split: accuracy, or for text 1 / perplexity."""
+"""Scores after an epoch by the name of the split: accuracy, agreement, or for text 1 / perplexity."""
 _ROUNDING = 1e-9  # less than one image is worth: exactly at the floor is not below it
 
 
@@ -21,8 +22,13 @@ class Keep(ABC):
 
     @property
     @abstractmethod
-    def splits(self) -> tuple[Labelled | TextDataset, ...]:
+    def splits(self) -> tuple[Labelled | Unlabelled | TextDataset, ...]:
         """The splits that are measured after every epoch."""
+
+    @property
+    def teachers(self) -> Mapping[str, Teacher]:
+        """The teachers that predictions on unlabelled splits are compared with, by the split's name."""
+        return {}
 
     @abstractmethod
     def choose(self, history: Sequence[Measured]) -> int:
@@ -148,6 +154,54 @@ class Lowest(Keep):
         out: dict[str, JsonValue] = {"keep": "lowest", **_identity(self.splits), "floor": self.floor}
         given = {} if self.reference is None else {"reference": self.reference}
         return {**out, "stop": self.stop, **given}
+
+
+@final
+@dataclass(frozen=True, init=False)
+class Agreement(Keep):
+    """Keep the epoch whose predictions agree most often with those of teachers; of equals the first.
+
+    No label is read. The score is the mean over splits of the share of items for which model and teacher
+    predict the same class::
+
+        Agreement((task.val.unlabelled(), Teacher.of(encoder, bank, "mnist")), ...)
+    """
+
+    pairs: tuple[tuple[Unlabelled, Teacher], ...]
+
+    def __init__(self, *pairs: tuple[Unlabelled, Teacher]) -> None:
+        object.__setattr__(self, "pairs", tuple(pairs))
+        names = [split.name for split, _ in self.pairs]
+        good = all(isinstance(s, Unlabelled) and len(s) and isinstance(t, Teacher) for s, t in self.pairs)
+        if not good or not names or len(set(names)) < len(names):
+            raise UsageError(
+                "KEEP",
+                "agreement needs one split without labels or several, each once and with its teacher",
+                found=names,
+                fix="Agreement((task.val.unlabelled(), Teacher.of(encoder, bank, 'mnist')))",
+            )
+
+    @property
+    def splits(self) -> tuple[Unlabelled, ...]:
+        return tuple(split for split, _ in self.pairs)
+
+    @property
+    def teachers(self) -> Mapping[str, Teacher]:
+        return {split.name: teacher for split, teacher in self.pairs}
+
+    def choose(self, history: Sequence[Measured]) -> int:
+        return max(range(len(history)), key=lambda i: (self._score(history[i]), -i))
+
+    def _score(self, measured: Measured) -> float:
+        return sum(measured[split.name] for split in self.splits) / len(self.pairs)
+
+    def identity(self) -> dict[str, JsonValue]:
+        return {
+            "keep": "agreement",
+            "splits": [split.manifest for split in self.splits],
+            "classes": [split.classes.key for split in self.splits],
+            "teachers": [teacher.identity() for _, teacher in self.pairs],
+        }
 
 
 def _identity(splits: Sequence[Labelled | TextDataset]) -> dict[str, JsonValue]:

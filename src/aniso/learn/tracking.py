@@ -82,8 +82,9 @@ class Tracker:
 
 
 def epoch_numbers(row: EpochRow) -> dict[str, float]:
-    """Return the losses, accuracies and perplexities of a row by name, as trackers show them."""
+    """Return the losses, accuracies, agreements and perplexities of a row by name, as trackers show them."""
     found = {f"accuracy/{name}": value for name, value in row.accuracy.items()}
+    found |= {f"agreement/{name}": value for name, value in row.agreement.items()}
     found |= {f"perplexity/{name}": value for name, value in row.perplexity.items()}
     found |= {f"loss/{name}": value for name, value in row.terms.items()}
     if row.loss is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from aniso.experiments.methods.composing import ComposingMethod
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from aniso.experiments.result import MethodPlan, MethodResult
     from aniso.experiments.session import Session
     from aniso.experiments.settings.setting import Setting
+    from aniso.learn import Fit
+    from aniso.records import Metrics
     from aniso.schedule import Schedule
 
 
@@ -38,6 +41,13 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         flags=("--limit-lr/--no-limit-lr",),
         without=False,
     )
+    rounds: int = option(
+        1,
+        help="Learn in rounds: after each, the composed model's difference to the base joins the bank.",
+        group="Method",
+        ge=1,
+        without=1,
+    )
     joint: bool = option(
         False,
         help="Learn coefficients and the head tip together, in twice as many epochs by default.",
@@ -60,10 +70,14 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             raise ValueError(
                 "factors take partition blocks, rows, columns or random:K, and no linearised model"
             )
+        if self.rounds > 1 and (self.factors or self.joint or setting.is_online):
+            raise ValueError("rounds are not supported with factors, joint or online")
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
         if self.start is not None and (self.factors or self.joint):
             raise ValueError("a start is not supported with factors or joint: leave one of them out")
+        if self.rounds > 1 and (self.start is not None or self.stay_near):
+            raise ValueError("rounds are not supported with start or stay_near: leave one of them out")
         if self.stay_near and self.factors:
             raise ValueError("stay_near is not supported with factors: leave one of them out")
 
@@ -86,11 +100,13 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         from aniso.experiments.result import MethodPlan
 
         planned = self._composition(session)[0] if self.factors else self.planned_composition(session)
-        return MethodPlan.of_composition(session, planned)
+        plan = MethodPlan.of_composition(session, planned)
+        if self.rounds == 1:
+            return plan
+        return replace(plan, notes=(*plan.notes, f"{self.rounds} rounds, each with all of these steps"))
 
     def run(self, session: Session) -> MethodResult:
         from aniso.experiments.result import MethodResult
-        from aniso.learn import Trainable
 
         if self.joint:
             return self._with_head(session)
@@ -98,12 +114,27 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         if stored is not None:
             return stored
         composition, factors = self._composition(session)
-        trained = Trainable.coefficients(composition.prepare())  # damaged vectors are found before training
-        done = session.fit(trained)
-        metrics = training_metrics(done, trained)
+        done, metrics = self._fitted(session, composition)
         if factors is not None:
             return MethodResult(lambda task: composition, metrics, adapter=factors.adapter(), fit=done)
         return MethodResult(lambda task: composition, metrics, composition.coefficients, fit=done)
+
+    def _fitted(self, session: Session, composition: Composition) -> tuple[Fit, Metrics]:
+        """Learn the coefficients in one round or several; the metrics have the rows of all of them."""
+        from aniso.learn import Trainable, rounds_of
+
+        fits: list[Fit] = []
+        for number, model in enumerate(rounds_of(composition, self.rounds), 1):
+            trained = Trainable.coefficients(model.prepare())  # damaged vectors are found before training
+            fits.append(session.fit(trained, round_number=number))
+            metrics = training_metrics(fits[-1], trained)
+        if self.rounds == 1:
+            return fits[0], metrics
+        rows = [row.with_values(round=number) for number, one in enumerate(fits, 1) for row in one.history]
+        notes = tuple(note for one in fits for note in one.notes)
+        if len(fits) < self.rounds:
+            notes += (f"{len(fits)} of {self.rounds} rounds: no coefficient differs from 0",)
+        return replace(fits[-1], notes=notes), metrics.with_values(history=tuple(rows))
 
     def _composition(self, session: Session) -> tuple[Composition, FactorComposition | None]:
         """A composition of whole updates, or of adapters' factors, which becomes an adapter."""

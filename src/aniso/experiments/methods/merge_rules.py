@@ -63,6 +63,10 @@ class MergeMethod(Method, ABC):
     def _fixed_scale(self) -> float | None:
         return self.default_scale if self.scale is None else self.scale
 
+    @property
+    def uses_keep_data(self) -> bool:
+        return self._fixed_scale is None
+
     def _rule(self) -> tuple[MergeRule, MergeOptions]:
         return merge_rule(self.name, (*self.merge_options, "scale=1"))
 

@@ -46,6 +46,11 @@ class Method(Options, ABC):
         return options_of(cls)
 
     @property
+    def uses_keep_data(self) -> bool:
+        """Whether the keep rule's data decide something, as these options are."""
+        return self.chooses
+
+    @property
     def learns_head(self) -> bool:
         """Whether a head is learned together with the rest, and not afterwards."""
         return False

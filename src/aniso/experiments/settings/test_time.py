@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, final
@@ -12,6 +11,12 @@ from aniso.experiments.options import option
 from aniso.experiments.settings.adapting import AdaptingSetting
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.settings.setting import MERGES
+from aniso.experiments.settings.unlabelled_objectives import (
+    LABELLED,
+    TAUGHT,
+    unlabelled_objectives,
+    unlabelled_term,
+)
 from aniso.registry import OBJECTIVES, SETTINGS
 from aniso.schedule import Schedule
 
@@ -19,15 +24,10 @@ if TYPE_CHECKING:
     from aniso.data import Labelled, Unlabelled
     from aniso.experiments.problem import Problem
     from aniso.experiments.session import Session
-    from aniso.learn import Objective
+    from aniso.learn import Objective, Teacher
 
-_LABELLED = ("cross-entropy", "cosine-pairs", "language", "coefficient-norm", "stay-near")
 _LABELS = "it trains on labels, or evaluates them: coefficients, layernorm, or none for zero-shot"
 _GRADIENT = "without labels there is no gradient to select by: random, or features"
-
-
-def _unlabelled_objectives() -> tuple[str, ...]:
-    return tuple(name for name in OBJECTIVES.names if name not in _LABELLED)
 
 
 @final
@@ -55,7 +55,7 @@ class TestTime(AdaptingSetting, ImageSetting):
         strict=False,
     )
     objective: str = option(
-        "fixmatch", help="Loss without labels.", group="Objective", choices=_unlabelled_objectives
+        "fixmatch", help="Loss without labels.", group="Objective", choices=unlabelled_objectives
     )
     online: bool = option(
         False,
@@ -120,8 +120,13 @@ class TestTime(AdaptingSetting, ImageSetting):
         if self.prompts and self.images is None:
             raise ValueError("prompts are for images; a task has its own")
         OBJECTIVES.require(self.objective, option="--objective")
-        if self.objective in _LABELLED:
+        if self.objective in LABELLED:
             raise ValueError(f"objective '{self.objective}' needs labels")
+        if self.objective in TAUGHT:
+            raise ValueError(
+                f"objective '{self.objective}' learns from the task's own vector, which is left out here: "
+                "fit addition has it"
+            )
         super().check()
 
     def input_files(self) -> dict[str, str]:
@@ -158,10 +163,6 @@ class TestTime(AdaptingSetting, ImageSetting):
         )
 
     def _objective(self, split: Unlabelled) -> Objective:
-        """The objective by name, with those of this setting's options that it has."""
-        term = OBJECTIVES.get(self.objective)
-        own = {field.name for field in dataclasses.fields(term)}
-        given: dict[str, float | str] = {"power": self.power, "threshold": self.threshold}
+        given: dict[str, float | str | Teacher] = {"power": self.power, "threshold": self.threshold}
         given |= {"most": self.trusted, "trusted_by": self.trusted_by, "mean_over": self.mean_over}
-        found: Objective = term(split, **{key: value for key, value in given.items() if key in own}) * 1.0
-        return found
+        return unlabelled_term(self.objective, split, given)

@@ -68,7 +68,8 @@ class Forward:
             count = bound.term.no_grad_views
             own = tuple(next(frozen if n < count else trained) for n in range(len(batch.views)))
             labels = None if batch.labels is None else batch.labels.to(self._device)
-            marks = self._companions.marks(i, batch.indices)
+            targets = bound.term.item_targets(self._model, batch.indices)
+            marks = {**targets, **self._companions.marks(i, batch.indices)}
             moved = {name: values.to(self._device) for name, values in marks.items()}
             out.append(TermInputs(own, logits_of(bound.head, own), labels, moved, progress))
         return out

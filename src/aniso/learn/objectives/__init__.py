@@ -8,6 +8,7 @@ from aniso.learn.objectives.companion import Companion, Losses, RunContext
 from aniso.learn.objectives.contrastive import Contrastive
 from aniso.learn.objectives.cosine_pairs import CosinePairs
 from aniso.learn.objectives.cross_entropy import CrossEntropy
+from aniso.learn.objectives.distil import Distil
 from aniso.learn.objectives.entropy import Entropy
 from aniso.learn.objectives.fixmatch import FixMatch
 from aniso.learn.objectives.language_loss import LanguageLoss
@@ -16,6 +17,7 @@ from aniso.learn.objectives.sar import SAR
 from aniso.learn.objectives.stay_near import StayNear
 from aniso.learn.objectives.term_inputs import TermInputs, logits_of
 from aniso.learn.objectives.unlabelled_term import UnlabelledTerm
+from aniso.learn.teacher import Teacher
 from aniso.registry import OBJECTIVES
 
 register = OBJECTIVES.register
@@ -40,5 +42,7 @@ __all__ = [
     "SAR",
     "Contrastive",
     "FixMatch",
+    "Distil",
+    "Teacher",
     "register",
 ]

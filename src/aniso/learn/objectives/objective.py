@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, final
 
@@ -79,12 +79,15 @@ class DataTerm(Term):
     """How many of the first views go through the model without gradients."""
     reserved_share: ClassVar[float] = 0.0
     """The share of every batch that is filled with the companion's ``reserved_items``."""
-    selective: ClassVar[bool] = False
-    """True if a batch may hold no item that counts, so that its gradient is zero."""
     whole_batch: ClassVar[bool] = False
     """True if items are compared with each other, so that a batch cannot be cut into micro-batches."""
     fixed_targets: ClassVar[bool] = True
     """False if the targets are the model's own predictions, which change while it learns."""
+
+    @property
+    def selective(self) -> bool:
+        """True if a batch may hold no item that counts, so that its gradient is zero."""
+        return False
 
     @classmethod
     def companion(cls, terms: Mapping[int, Self], run: RunContext) -> Companion | None:
@@ -102,6 +105,13 @@ class DataTerm(Term):
         if not isinstance(self.split, TextDataset):
             require_items(encoder_of(model), self.split)
         return None
+
+    def item_targets(self, model: nn.Module, items: Sequence[int]) -> Mapping[str, Tensor]:
+        """Return values per item that do not change in a run and that ``loss`` finds in ``marks``.
+
+        ``items`` are places in the split; ``model`` is the one that learns.
+        """
+        return {}
 
     averages_counted: ClassVar[bool] = False
     """True if the loss is a mean over some items of a batch only, those that ``counted`` counts."""

@@ -21,7 +21,7 @@ class TermInputs:
     labels: Tensor | None
     """None for an unlabelled split, always."""
     marks: Mapping[str, Tensor] = field(default_factory=dict)
-    """Values per item from the term's companion, by name."""
+    """Values per item from the term (``item_targets``) and from its companion, by name."""
     progress: float = 0.0
     """The share of the run that is done, from 0 to 1."""
 

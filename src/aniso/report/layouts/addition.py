@@ -62,10 +62,13 @@ class Addition(Layout):
 
 
 def data_needed(row: Row) -> str:
-    """Return which data a row's runs need beside the vectors: none, or labelled."""
-    learned = [record for record in row.records if record.spec.method not in ("none", "vector")]
-    fixed = [r for r in learned if r.spec.method in MERGE_RULES and not r.metrics.history]
-    return "none" if len(fixed) == len(learned) else "labelled"
+    """Return which data a row's runs need beside the vectors: none, unlabelled or labelled.
+
+    Records of earlier versions do not say; all methods of theirs that choose anything took labels.
+    """
+    chosen = [record for record in row.records if record.spec.method not in ("none", "vector")]
+    found = {record.metrics.supervision or "labelled" for record in chosen}
+    return next((data for data in ("labelled", "unlabelled") if data in found), "none")
 
 
 def _without_error(estimate: Estimate | None) -> Estimate | None:

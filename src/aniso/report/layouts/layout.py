@@ -65,9 +65,15 @@ def mean_accuracy(found: Results) -> Table:
     return Table(title, ("method", *(c.name for c in found.columns)), tuple(rows), found.caveats())
 
 
+_EARLIER = {("addition", "objective"): "cross-entropy"}
+"""Values of options that a setting did not have, by setting and option."""
+
+
 def field_text(record: Record, name: str) -> str:
     """Return a field of a record's spec as text."""
     value: Any = record.seed if name == "seed" else record.spec.model_dump().get(name)
+    if value is None:  # in records from before the option
+        value = _EARLIER.get((record.spec.setting, name))
     if isinstance(value, tuple | list):
         return " + ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
