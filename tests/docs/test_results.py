@@ -22,8 +22,9 @@ NAMES = (
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
-    *("test-time-rates", "joint-epochs", "learning-rates", "coefficients"),
-    *("minilm-addition", "minilm-few-shot", "minilm-negation", "minilm-test-time", "lite0-addition"),
+    *("addition-linearised", "test-time-rates", "joint-epochs", "learning-rates"),
+    *("minilm-addition", "minilm-few-shot", "minilm-negation", "minilm-test-time"),
+    *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
 )
 _MISSING = "\N{EN DASH}"
 
@@ -152,26 +153,37 @@ def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
     assert f"scales, {found['best scale of the sum of eight']}" in text and len(found["alone"]) == 24
 
 
-def test_the_few_shot_table_of_minilm_is_what_was_recorded():
-    section = MINILM.read_text().partition("## Few-shot")[2].partition("\n## ")[0]
+def _few_shot(experiment: str) -> dict[str, dict[int, dict[int, list[float]]]]:
+    """Accuracies of all tasks in per cent, by label, shots and seed."""
     found: dict[str, dict[int, dict[int, list[float]]]] = {}
-    for record in RecordStore(EXPERIMENTS / "minilm-few-shot" / "records").finished().values():
+    for record in RecordStore(EXPERIMENTS / experiment / "records").finished().values():
         (score,) = record.metrics.accuracy.values()
         by_seed = found.setdefault(record.label, {}).setdefault(record.spec.shots, {})
         by_seed.setdefault(record.seed, []).append(100 * score.accuracy)
+    return found
 
-    def cell(by_seed: dict[int, list[float]]) -> str:
-        means = [mean(values) for values in by_seed.values()]
-        assert all(len(values) == 2 for values in by_seed.values())
-        spread = f" ± {stdev(means) / len(means) ** 0.5:.1f}" if len(means) > 1 else ""
-        return f"{mean(means):.1f}{spread}"
 
-    for label, shots in found.items():
-        cells = [cell(shots.get(k, shots[4])) for k in (1, 4, 16)]
+def _few_shot_cell(by_seed: dict[int, list[float]], tasks: int) -> str:
+    assert all(len(values) == tasks for values in by_seed.values())
+    return _said([mean(values) for values in by_seed.values()])
+
+
+@pytest.mark.parametrize(
+    ("page", "experiment", "tasks"), [(MINILM, "minilm-few-shot", 2), (LITE0, "lite0-few-shot", 4)]
+)
+def test_the_few_shot_tables_are_what_was_recorded(page, experiment, tasks):
+    section = page.read_text().partition("## Few-shot")[2].partition("\n## ")[0]
+    for label, shots in _few_shot(experiment).items():
+        cells = [_few_shot_cell(shots.get(k, shots[4]), tasks) for k in (1, 4, 16)]
         assert f"| {label} | {' | '.join(cells)} |" in section, label
+
+
+def test_what_is_said_of_few_shots_on_minilm_is_what_was_recorded():
+    section = MINILM.read_text().partition("## Few-shot")[2].partition("\n## ")[0]
+    found = _few_shot("minilm-few-shot")
     readme = (EXPERIMENTS.parent / "README.md").read_text()
-    alone = [cell(found[label][16]) for label in ("learned anisotropic", "linear probe")]
-    both_text = cell(found["learned anisotropic + linear probe"][16])
+    alone = [_few_shot_cell(found[label][16], 2) for label in ("learned anisotropic", "linear probe")]
+    both_text = _few_shot_cell(found["learned anisotropic + linear probe"][16], 2)
     assert f"to {alone[0]} % with coefficients, {alone[1]} % with a linear probe" in readme
     assert f"and {both_text} % with both" in readme
     pair, probe = found["learned anisotropic + linear probe"], found["linear probe"]
@@ -200,10 +212,25 @@ def _said(values: list[float]) -> str:
     return f"{mean(values):.1f}{spread}"
 
 
-def test_the_negation_table_of_minilm_is_what_was_recorded():
-    section = MINILM.read_text().partition("## Negation")[2].partition("\n## ")[0]
-    for label, (target, control) in _negation("minilm-negation").items():
+@pytest.mark.parametrize(("page", "experiment"), [(MINILM, "minilm-negation"), (LITE0, "lite0-negation")])
+def test_the_negation_tables_are_what_was_recorded(page, experiment):
+    section = page.read_text().partition("## Negation")[2].partition("\n## ")[0]
+    for label, (target, control) in _negation(experiment).items():
         assert f"| {label} | {target} | {control} |" in section, label
+
+
+def test_what_is_said_of_linearised_vectors_is_what_was_recorded():
+    text = MINI.read_text()
+    (runs,) = _additions("addition-linearised").values()
+    records = RecordStore(EXPERIMENTS / "addition-linearised" / "records").finished().values()
+    shares = [
+        mean(100 * score.accuracy / r.metrics.reference[task] for task, score in r.metrics.accuracy.items())
+        for r in records
+    ]
+    own = [mean(100 * value for value in r.metrics.reference.values()) for r in records]
+    assert f"reach {_said([mean(run.values()) for run in runs])}, which is {_said(shares)} %" in text
+    (standard,) = _additions("addition")["own vector for each task"]
+    assert f"({own[0]:.1f} against {mean(standard.values()):.1f} on the mean)" in text
 
 
 def _additions(experiment: str) -> dict[str, list[dict[str, float]]]:
@@ -262,7 +289,7 @@ def test_the_tables_side_by_side_are_what_was_recorded():
     for label, row in rows.items():
         cells = [_said([mean(run.values()) for run in base[label]]) for base in bases]
         assert f"| {row} | {' | '.join(cells)} |" in text, row
-    negations = [_negation("minilm-negation"), _negation("negation")]
+    negations = [_negation(name) for name in ("minilm-negation", "lite0-negation", "negation")]
     for label, row in {"isotropic search": "one scale, searched", "learned anisotropic": "learned"}.items():
         for target, control in (found[label] for found in negations):
             assert f"{target} ({control})" in text, row
@@ -296,3 +323,52 @@ def _task_rows(experiment: str) -> list[str]:
 def test_the_test_time_tables_are_what_was_recorded(page, experiment):
     section = page.read_text().partition("## Test-time adaptation")[2].partition("\n## ")[0]
     assert "\n".join(_task_rows(experiment)) in section
+
+
+def test_readme_and_comparison_say_of_test_time_and_negation_what_was_recorded():
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    together = (EXPERIMENTS / "README.md").read_text()
+    rows = {
+        row.split(" | ")[0]: row.rsplit(" | ", 1)[1].removesuffix(" |")
+        for row in _task_rows("minilm-test-time")
+    }
+    zero, learned = rows["| zero-shot"], rows["| coefficients, FixMatch"]
+    assert f"takes {zero} % to {learned} %" in readme
+    assert f"zero-shot | {zero} |" in together and f"| FixMatch | {learned} |" in together
+    lite0 = _negation("lite0-negation")
+    target, control = lite0["learned anisotropic"]
+    assert (
+        f"from {lite0['zero-shot'][0]} % to {target} % (one scale: {lite0['isotropic search'][0]} %)"
+        in readme
+    )
+    share = float(control.split()[0]) / float(lite0["zero-shot"][1])
+    assert f"at {100 * share:.0f} % of the control's accuracy" in readme
+
+
+def test_what_is_said_of_few_shots_is_what_was_recorded():
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    together = (EXPERIMENTS / "README.md").read_text()
+    lite0, minilm = _few_shot("lite0-few-shot"), _few_shot("minilm-few-shot")
+    shown = [_few_shot_cell(lite0[label][16], 4) for label in ("learned anisotropic", "linear probe")]
+    pair = "learned anisotropic + linear probe"
+    claim = f"to {shown[0]} % with coefficients, {shown[1]} % with a linear probe, and "
+    assert f"{claim}{_few_shot_cell(lite0[pair][16], 4)} % with both" in readme
+    for label, row in {"linear probe": "linear probe", pair: "learned coefficients + linear probe"}.items():
+        cells = [
+            ", ".join(_few_shot_cell(found[label][k], tasks) for k in (1, 16))
+            for found, tasks in ((minilm, 2), (lite0, 4))
+        ]
+        assert f"| {row} | {' | '.join(cells)} |" in together, row
+    gains = [
+        mean(map(mean, lite0[pair][k].values())) - mean(map(mean, lite0["linear probe"][k].values()))
+        for k in (4, 16)
+    ]
+    said = f"by {gains[0]:.1f} points for the linear probe at four shots and {gains[1]:.1f} at 16"
+    assert said in LITE0.read_text()
+
+
+def test_the_out_of_domain_table_of_lite0_is_made_from_its_records():
+    section = LITE0.read_text().partition("### Out of domain")[2].partition("\n## ")[0]
+    made = build(read_records([EXPERIMENTS / "lite0-out-of-domain" / "records"]), figures=False)
+    table = made["out-of-domain-lite0-out-of-domain.md"].decode()
+    assert table[table.index("| method") :].strip() in section

@@ -804,8 +804,8 @@ def test_H13_an_experiment_that_has_hardly_begun_can_be_interrupted(shelf, tmp_p
         until(lambda: (tmp_path / "records").exists(), what=run)
         time.sleep(0.5)  # it imports
         os.killpg(run.pid, number)
-        assert run.wait(20) == code, run.said
-        until(lambda: run.alone, 10)
+        assert run.wait(60) == code, run.said
+        until(lambda: run.alone, 30)
     assert "STOPPED" in run.said and "Traceback" not in run.said
     assert not list((tmp_path / "records").glob("*.json"))
 

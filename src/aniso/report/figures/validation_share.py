@@ -14,7 +14,7 @@ from aniso.report.layouts import field_text
 from aniso.report.results import standard_error
 from aniso.report.tables import Estimate
 
-_IDENTITY = ("method", "partition", "linearised", "lora", "bank", "objective", "match", "rounds")
+_IDENTITY = ("method", "partition", "linearised", "lora", "bank", "objective", "match", "rounds", "norm")
 _FIXED = ("none", "vector")  # methods that learn nothing from the validation data
 _Runs = dict[float, list[Record]]  # by share
 
