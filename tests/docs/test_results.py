@@ -23,7 +23,7 @@ NAMES = (
 )
 OTHERS = (
     *("addition-linearised", "test-time-rates", "joint-epochs", "learning-rates"),
-    *("minilm-addition", "minilm-few-shot", "minilm-negation", "minilm-test-time"),
+    *("minilm-addition", "minilm-few-shot", "minilm-merging", "minilm-negation", "minilm-test-time"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
 )
 _MISSING = "\N{EN DASH}"
@@ -372,3 +372,28 @@ def test_the_out_of_domain_table_of_lite0_is_made_from_its_records():
     made = build(read_records([EXPERIMENTS / "lite0-out-of-domain" / "records"]), figures=False)
     table = made["out-of-domain-lite0-out-of-domain.md"].decode()
     assert table[table.index("| method") :].strip() in section
+
+
+def test_the_merging_table_of_minilm_is_made_from_its_records():
+    section = MINILM.read_text().partition("## Merging")[2].partition("\n## ")[0]
+    made = build(read_records([EXPERIMENTS / "minilm-merging" / "records"]), figures=False)
+    table = made["table-minilm-merging.md"].decode()
+    assert table[table.index("| method") :].strip() in section
+
+
+def test_what_is_said_of_merging_is_what_was_recorded():
+    found = _additions("minilm-merging")
+    records = RecordStore(EXPERIMENTS / "minilm-merging" / "records").finished().values()
+    shares: dict[str, list[float]] = {}
+    for record in records:
+        reference = record.metrics.reference
+        scores = record.metrics.accuracy.items()
+        share = mean(100 * score.accuracy / reference[task] for task, score in scores)
+        shares.setdefault(record.label, []).append(share)
+        taught = "labelled" if record.label.endswith("labels") else "unlabelled"
+        assert record.metrics.supervision == taught, record.label
+    said = {label: _said([mean(run.values()) for run in runs]) for label, runs in found.items()}
+    best, taught = "learned anisotropic from TSV-M, labels", "TSV-M"
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    assert f"{said[taught]} % ({_said(shares[taught])} % of the eight fine-tuned models' accuracy" in readme
+    assert f"{said[best]} % ({_said(shares[best])} %)" in readme

@@ -43,8 +43,13 @@ OTHER = {
     "head": "lpp",
     "head_options": "momentum=0.5",
     "method": "none",
+    "start": "0.3",
+    "merge_options": "small=mean",
 }
 WITH = {
+    "start_scale": ("--start", "tsv"),
+    "scale": ("--method", "tsv"),
+    "merge_options": ("--start", "tsv"),
     "targets": ("--method", "weights", "--lora", "2"),
     "lora": ("--method", "weights"),
     "decay": ("--method", "weights", "--linearised"),

@@ -13,9 +13,7 @@ from aniso.report.tables import Estimate, Table
 
 _RELATIVE = Column("relative")
 _DATA = "data"
-_DATA_MEANING = (
-    "data: what the method needs beside the vectors; a scale chosen on validation data takes labels"
-)
+_DATA_MEANING = "data: what the method needs beside the vectors, also to choose a scale or an epoch"
 _MEANING = "relative: accuracy as a share of that of the task's own fine-tuned vector, mean over tasks"
 
 
