@@ -359,7 +359,8 @@ def _check_provenance(provenance: CoefficientProvenance, bank: Bank) -> None:
         if name not in bank:
             continue  # reported with all names, below
         theirs = bank[name].provenance.sha256
-        if theirs != source or not (known or source):  # a vector may have joined a known bank
+        # a vector may have joined a known bank; computed ones, and all of earlier versions, have no source
+        if theirs != source if source else not known:
             raise InputError(
                 "COEF-BANK",
                 f"vector '{printable(name)}' of the bank is not the one that coefficients were learned with",

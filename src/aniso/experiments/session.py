@@ -23,21 +23,9 @@ from aniso.experiments.result import MethodResult, RunOptions, RunPlan, RunResul
 from aniso.experiments.run_files import round_directory
 from aniso.experiments.settings import Setting
 from aniso.experiments.settings.image_setting import ImageSetting
-from aniso.learn import (
-    Best,
-    EpochSampler,
-    Fit,
-    Keep,
-    Objective,
-    Start,
-    Teacher,
-    Trainable,
-    accuracy,
-    fit,
-    predict,
-)
+from aniso.learn import Best, EpochSampler, Fit, Keep, Objective, Start, Trainable, accuracy, fit, predict
 from aniso.learn.selection import Choice, SelectionInputs, new_selection_rule
-from aniso.learn.teacher import with_vector
+from aniso.learn.teacher import Teacher, with_vector
 from aniso.models import Encoder, LanguageModel, Wrapped
 from aniso.records import Inputs, SelectionSummary
 from aniso.vectors import Bank
