@@ -106,7 +106,7 @@ PICTURES = (
     Picture(
         "boxes-kind-lite0", "Coefficients of addition by type of block: lite0",
         "A convolutional network. Of a block's convolutions pw widens, dw is depthwise and pwl narrows. "
-        f"Vectors are largely added through the widening ones. {_SEEDS}",
+        f"The widening ones have the largest coefficients. {_SEEDS}",
         "coefficient-boxes-kind", "lite0-addition", _LEARNED,
     ),
     Picture(

@@ -19,6 +19,7 @@ import tiny
 from PIL import Image, ImageChops
 
 from aniso.cli import main
+from aniso.errors import StoppedError
 from aniso.record_files import RecordStore
 from aniso.vectors import Bank
 
@@ -185,3 +186,15 @@ def until(happened: Callable[[], object], seconds: float = 60, what: Child | Non
         if time.monotonic() > deadline:
             pytest.fail(f"nothing after {seconds} s: {what.said if what else ''}")
         time.sleep(0.01)
+
+
+class StopAfterSteps:
+    """A progress callback that interrupts a run after a number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._left -= what.startswith("epoch")
+        if self._left == 0:
+            raise StoppedError("STOPPED", "enough", signal=2)

@@ -12,6 +12,7 @@ from typing import Any
 import colours
 import numpy as np
 import pytest
+import runs
 import tiny
 import torch
 from torch import Tensor, nn
@@ -306,16 +307,6 @@ def test_a_split_with_labels_is_refused(linear: Linear, refused: Refused) -> Non
 # resuming
 
 
-class StopAt:
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self._left -= what.startswith("epoch")
-        if self._left == 0:
-            raise StoppedError("STOPPED", "enough", signal=2)
-
-
 @pytest.mark.parametrize("match", ["kl", "features", "labels"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_a_run_is_resumed_exactly(world: colours.World, tmp_path: Path, match: str, steps: int) -> None:
@@ -333,7 +324,7 @@ def test_a_run_is_resumed_exactly(world: colours.World, tmp_path: Path, match: s
 
     expected = run("whole", FeatureCache(tmp_path / "cache"))
     with pytest.raises(StoppedError):
-        run("cut", FeatureCache(tmp_path / "cache"), progress=StopAt(steps))
+        run("cut", FeatureCache(tmp_path / "cache"), progress=runs.StopAfterSteps(steps))
     found = run("cut", NO_CACHE, resume=True)
     assert torch.equal(found[0], expected[0]) and found[1] == expected[1]
     assert match == "kl" or bool(found[0].any())  # agreement may keep the start

@@ -179,24 +179,12 @@ def setting(shelf: runs.Shelf, **options: Any) -> Addition:
     )
 
 
-class StopAt:
-    """Interrupts a run after a number of steps."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self._left -= what.startswith("epoch")
-        if self._left == 0:
-            raise StoppedError("STOPPED", "enough", signal=2)
-
-
 @pytest.mark.parametrize("steps", [1, 9, 17])
 def test_a_run_is_resumed_exactly_in_every_round(shelf: runs.Shelf, tmp_path: Path, steps: int) -> None:
     made = setting(shelf)
     expected = Session(made, RunOptions(directory=tmp_path / "whole")).run()
     with pytest.raises(StoppedError):
-        Session(made, RunOptions(directory=tmp_path / "cut", progress=StopAt(steps))).run()
+        Session(made, RunOptions(directory=tmp_path / "cut", progress=runs.StopAfterSteps(steps))).run()
     found = Session(made, RunOptions(directory=tmp_path / "cut", resume=True)).run()
     assert expected.coefficients is not None and found.coefficients is not None
     assert torch.equal(found.coefficients.values, expected.coefficients.values)

@@ -83,7 +83,7 @@ def run(
         )
     document = with_values(read_yaml(spec), set_ or [])
     from aniso.experiments import runner
-    from aniso.experiments.engines import Work, make_engine
+    from aniso.experiments.engines import GridRun, make_engine
     from aniso.experiments.grid import Grid
     from aniso.experiments.spec import Experiment, cells
     from aniso.experiments.worker import CellOptions
@@ -121,7 +121,7 @@ def run(
     claims = Claims(grid.directory, lease) if claim else None
     count = runner.run(
         grid,
-        Work(CellOptions(data, workers, device), jobs, timeout, happened),
+        GridRun(CellOptions(data, workers, device), jobs, timeout, happened),
         engine=make_engine(engine, engine_option or ()),
         retry_failed=retry_failed,
         again=changed,

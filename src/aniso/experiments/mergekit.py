@@ -21,6 +21,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.options import Options
 from aniso.experiments.strict_yaml import Document, as_yaml, read_yaml, refusal, validated
 from aniso.json_value import JsonObject, JsonValue
+from aniso.learn.starts import interpolated
 from aniso.vectors import Bank, Block, Kind
 
 METHODS = ("linear", "task_arithmetic")
@@ -228,19 +229,11 @@ def _value(weight: Weight | None, name: str, t: float) -> float | None:
     conditions = [weight] if isinstance(weight, Conditional) else weight
     numbers = [one for one in conditions if isinstance(one, float | int)]
     if numbers:
-        return _interpolated(numbers, t)
+        return interpolated(numbers, t)
     for one in conditions:
         if isinstance(one, Conditional) and one.applies_to(name):
             return _value(one.value, name, t)
     return None
-
-
-def _interpolated(values: Sequence[float], t: float) -> float:
-    place = t * (len(values) - 1)
-    low = int(place)
-    high = min(len(values) - 1, low + 1)
-    share = place - low
-    return (1 - share) * values[low] + share * values[high]
 
 
 def _depths(blocks: Sequence[Block]) -> dict[str, float]:

@@ -99,7 +99,7 @@ class RunDirectory:
                 "OUT-EXISTS",
                 f"'{printable(self.path)}' holds a run already",
                 found=printable(", ".join(there[:6])),
-                fix="add --resume to go on with it, or name another",
+                fix="add --resume to continue it, or name another directory",
             )
         if resume and there:
             self._require_same(setting)

@@ -10,7 +10,7 @@ from typing import final
 from aniso.errors import LockedError
 from aniso.experiments.cell_source import CellSource, ClaimedCells, ListedCells
 from aniso.experiments.claims import Claims
-from aniso.experiments.engines import Engine, Work, make_engine
+from aniso.experiments.engines import Engine, GridRun, make_engine
 from aniso.experiments.grid import Grid, Status
 from aniso.experiments.spec import Cell
 from aniso.weights.atomic import locked, make_directory
@@ -36,7 +36,7 @@ class Sharing:
 
 def run(
     grid: Grid,
-    work: Work | None = None,
+    how: GridRun | None = None,
     *,
     engine: Engine | None = None,
     retry_failed: bool = False,
@@ -55,7 +55,7 @@ def run(
         todo = [c for c in grid.cells if grid.status(c) in wanted or c.setting.id in again]
         source = sharing.source(grid, todo, retry_failed) if sharing else ListedCells(todo)
         with source:
-            (engine or make_engine("local")).run(grid, source, work or Work())
+            (engine or make_engine("local")).run(grid, source, how or GridRun())
         for cell in grid.cells:
             count[grid.status(cell)] += 1
     with contextlib.suppress(LockedError), locked(grid.directory):

@@ -42,7 +42,7 @@ class Place:
     def failure(self) -> Path:
         return self.record.with_suffix(FAILED)
 
-    def fresh(self) -> Place:
+    def without_failure(self) -> Place:
         """Remove what the cell died of before, which says nothing about now."""
         disk.remove(self.failure)
         return self
@@ -62,7 +62,7 @@ class CellOptions:
 
 
 def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> None:
-    """Record a cell, or why it failed. A cell that was interrupted goes on where it stopped."""
+    """Record a cell, or why it failed. A cell that was interrupted resumes."""
     torch.set_num_threads(threads)
     # Ctrl-C reaches all processes of a terminal; the runner alone hears it, and asks cells to end
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -70,11 +70,11 @@ def run_cell(cell: Cell, place: Place, options: CellOptions, threads: int) -> No
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)  # blocked since before it was forked
     _end_with_the_runner()
-    if code := settle(cell, place, options):
+    if code := record_cell(cell, place, options):
         raise SystemExit(code)
 
 
-def settle(cell: Cell, place: Place, options: CellOptions) -> int:
+def record_cell(cell: Cell, place: Place, options: CellOptions) -> int:
     """Record a cell, or why it failed, in any process; returns an exit code."""
     clock = Clock()
     try:

@@ -1,5 +1,5 @@
 """Where cells run: on this machine, on a Ray cluster, or as jobs of SLURM."""
 
-from aniso.experiments.engines.engine import Engine, Happened, Work, make_engine
+from aniso.experiments.engines.engine import Engine, GridRun, Happened, make_engine
 
-__all__ = ["Engine", "Happened", "Work", "make_engine"]
+__all__ = ["Engine", "Happened", "GridRun", "make_engine"]

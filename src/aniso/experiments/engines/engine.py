@@ -29,8 +29,8 @@ def _nothing(cell: Cell, what: str, seconds: float) -> None:
 
 @final
 @dataclass(frozen=True)
-class Work:
-    """How cells are to be run, on any engine."""
+class GridRun:
+    """How the cells of a grid are run, on any engine."""
 
     options: CellOptions = field(default_factory=CellOptions)
     jobs: int = 1
@@ -50,7 +50,7 @@ class Engine(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
-    def run(self, grid: Grid, source: CellSource, work: Work) -> None:
+    def run(self, grid: Grid, source: CellSource, how: GridRun) -> None:
         """Run what the source hands out; a cell that fails costs itself alone."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from aniso.errors import LockedError
 from aniso.experiments.cell_source import CellSource
-from aniso.experiments.engines.engine import Engine, Work, failure_message, note_failure
+from aniso.experiments.engines.engine import Engine, GridRun, failure_message, note_failure
 from aniso.experiments.grid import Grid
 from aniso.experiments.spec import Cell
 from aniso.experiments.worker import INTERRUPTED, run_cell
@@ -34,8 +34,8 @@ _LOCKED = LockedError.exit_code
 class LocalEngine(Engine):
     """Run cells on this machine, each in its own process."""
 
-    def run(self, grid: Grid, source: CellSource, work: Work) -> None:
-        _Pool(grid, work).run(source)
+    def run(self, grid: Grid, source: CellSource, how: GridRun) -> None:
+        _Pool(grid, how).run(source)
 
 
 def _threads(jobs: int) -> int:
@@ -60,12 +60,12 @@ class _Running:
 class _Pool:
     """Processes forked from one that has imported everything and computed nothing."""
 
-    def __init__(self, grid: Grid, work: Work) -> None:
+    def __init__(self, grid: Grid, how: GridRun) -> None:
         self._grid = grid
-        self._jobs = work.jobs
-        self._how = (work.options, work.options.threads or _threads(work.jobs))
-        self._timeout = work.timeout
-        self._happened = work.happened
+        self._jobs = how.jobs
+        self._how = (how.options, how.options.threads or _threads(how.jobs))
+        self._timeout = how.timeout
+        self._happened = how.happened
         self._context: Any = multiprocessing.get_context("forkserver")
         # importing takes longer than many a cell; what cannot be imported is left to the cells
         self._context.set_forkserver_preload(
@@ -113,7 +113,7 @@ class _Pool:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self, cell: Cell, stop: Interrupt) -> None:
-        arguments = (cell, self._grid.place(cell).fresh(), *self._how)
+        arguments = (cell, self._grid.place(cell).without_failure(), *self._how)
         process = self._context.Process(target=run_cell, args=arguments)
         try:
             # a request between fork and the cell's own handlers would be lost; the cell unblocks them

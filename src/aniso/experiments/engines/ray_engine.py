@@ -10,7 +10,7 @@ from typing import Any, final
 from pydantic import Field
 
 from aniso.experiments.cell_source import CellSource
-from aniso.experiments.engines.engine import Engine, Work, failure_message, note_failure, require_package
+from aniso.experiments.engines.engine import Engine, GridRun, failure_message, note_failure, require_package
 from aniso.experiments.engines.remote_cell import RemoteCell
 from aniso.experiments.grid import Grid
 from aniso.experiments.spec import Cell
@@ -34,7 +34,7 @@ class RayEngine(Engine):
     retries: int = Field(2, ge=0)
     """How often a cell is run again whose worker or machine died."""
 
-    def run(self, grid: Grid, source: CellSource, work: Work) -> None:
+    def run(self, grid: Grid, source: CellSource, how: GridRun) -> None:
         ray = require_package("ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
         own = not ray.is_initialized()
@@ -43,17 +43,17 @@ class RayEngine(Engine):
             local = {} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, logging_level="warning", **local)
         try:
-            self._schedule(ray, grid, source, work)
+            self._schedule(ray, grid, source, how)
         finally:
             if own:
                 ray.shutdown()
 
-    def _schedule(self, ray: Any, grid: Grid, source: CellSource, work: Work) -> None:
+    def _schedule(self, ray: Any, grid: Grid, source: CellSource, how: GridRun) -> None:
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)(_run_remotely)
         running: dict[Any, tuple[Cell, float]] = {}
         with Interrupt() as stop:
             while cell := source.take():
-                remote = RemoteCell(cell, grid.place(cell).fresh(), work, max(1, int(self.cpus)))
+                remote = RemoteCell(cell, grid.place(cell).without_failure(), how, max(1, int(self.cpus)))
                 running[task.remote(remote)] = (cell, time.monotonic())
             try:
                 while running and stop.request is None:
@@ -61,7 +61,7 @@ class RayEngine(Engine):
                         cell, begun = running.pop(done)
                         source.ended(cell)
                         became = _became(ray, done, cell, grid)
-                        work.happened(cell, became, time.monotonic() - begun)
+                        how.happened(cell, became, time.monotonic() - begun)
                 stop.check()
             finally:
                 for left in running:
@@ -78,7 +78,7 @@ def _became(ray: Any, done: Any, cell: Cell, grid: Grid) -> str:
     place = grid.place(cell)
     try:
         code = ray.get(done)
-    except (ray.exceptions.RayError, ray.exceptions.RayTaskError) as e:
+    except ray.exceptions.RayError as e:
         if not place.record.exists() and not place.failure.exists():
             note_failure(place, cell, f"its worker died: {type(e).__name__}")
         code = 1

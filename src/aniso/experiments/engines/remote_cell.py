@@ -6,20 +6,20 @@ import signal
 from types import FrameType
 from typing import NoReturn, final
 
-from aniso.experiments.engines.engine import Work
+from aniso.experiments.engines.engine import GridRun
 from aniso.experiments.spec import Cell
-from aniso.experiments.worker import CellOptions, Place, settle
+from aniso.experiments.worker import CellOptions, Place, record_cell
 
 
 @final
 class RemoteCell:
     """Runs a cell where it is called, and writes its record there; returns an exit code."""
 
-    def __init__(self, cell: Cell, place: Place, work: Work, threads: int) -> None:
+    def __init__(self, cell: Cell, place: Place, how: GridRun, threads: int) -> None:
         self._cell = cell
         self._place = place
-        self._options: CellOptions = work.options
-        self._timeout = work.timeout
+        self._options: CellOptions = how.options
+        self._timeout = how.timeout
         self._threads = threads
 
     def __call__(self) -> int:
@@ -30,7 +30,7 @@ class RemoteCell:
             signal.signal(signal.SIGALRM, self._late)
             signal.setitimer(signal.ITIMER_REAL, self._timeout)
         try:
-            return settle(self._cell, self._place, self._options)
+            return record_cell(self._cell, self._place, self._options)
         finally:
             if self._timeout:
                 signal.setitimer(signal.ITIMER_REAL, 0)

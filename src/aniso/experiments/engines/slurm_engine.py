@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 from pydantic import Field
 
 from aniso.experiments.cell_source import CellSource
-from aniso.experiments.engines.engine import Engine, Work, failure_message, note_failure, require_package
+from aniso.experiments.engines.engine import Engine, GridRun, failure_message, note_failure, require_package
 from aniso.experiments.engines.remote_cell import RemoteCell
 from aniso.experiments.grid import Grid
 from aniso.experiments.spec import Cell
@@ -22,7 +22,7 @@ _TICK = 1.0
 @ENGINES.register("slurm")
 @final
 class SlurmEngine(Engine):
-    """Run cells as jobs of SLURM; a job that is preempted and requeued goes on where it stopped."""
+    """Run cells as jobs of SLURM; a job that is preempted and requeued resumes from its checkpoint."""
 
     partition: str | None = None
     account: str | None = None
@@ -35,7 +35,7 @@ class SlurmEngine(Engine):
     cluster: Literal["slurm", "local"] = "slurm"
     """"local" starts processes on this machine instead, to try a spec."""
 
-    def run(self, grid: Grid, source: CellSource, work: Work) -> None:
+    def run(self, grid: Grid, source: CellSource, how: GridRun) -> None:
         submitit = require_package("submitit", "slurm")
         executor = submitit.AutoExecutor(folder=grid.directory / ".slurm", cluster=self.cluster)
         executor.update_parameters(
@@ -44,21 +44,21 @@ class SlurmEngine(Engine):
             cpus_per_task=self.cpus,
             gpus_per_node=self.gpus,
             mem_gb=self.memory,
-            **self._of_slurm(work.jobs),
+            **self._of_slurm(how.jobs),
         )
-        at_once = work.jobs if self.cluster == "local" else None  # SLURM itself starts no more than it should
+        at_once = how.jobs if self.cluster == "local" else None  # SLURM itself starts no more than it should
         running: dict[Any, tuple[Cell, float]] = {}
         with Interrupt() as stop:
             try:
                 while (source.left or running) and stop.request is None:
                     cells = _next(source, None if at_once is None else at_once - len(running))
-                    remote = [RemoteCell(c, grid.place(c).fresh(), work, self.cpus) for c in cells]
+                    remote = [RemoteCell(c, grid.place(c).without_failure(), how, self.cpus) for c in cells]
                     jobs = executor.map_array(_Requeued(), remote) if remote else []
                     running |= {job: (c, time.monotonic()) for job, c in zip(jobs, cells, strict=True)}
                     for job in [job for job in running if job.done()]:
                         cell, begun = running.pop(job)
                         source.ended(cell)
-                        work.happened(cell, _became(job, cell, grid), time.monotonic() - begun)
+                        how.happened(cell, _became(job, cell, grid), time.monotonic() - begun)
                     time.sleep(_TICK if running else 0)
                 stop.check()
             finally:
@@ -80,7 +80,7 @@ class _Requeued:
         return cell()
 
     def checkpoint(self, cell: RemoteCell) -> Any:
-        # states on disk make it go on where it stopped
+        # the cell resumes from its checkpoint on disk
         return require_package("submitit.helpers", "slurm").DelayedSubmission(self, cell)
 
 

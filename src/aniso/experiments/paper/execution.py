@@ -11,7 +11,7 @@ from typing import final
 
 from aniso.errors import CellsError, InputError
 from aniso.experiments import runner
-from aniso.experiments.engines import Work
+from aniso.experiments.engines import GridRun
 from aniso.experiments.grid import Grid, Status
 from aniso.experiments.paper.analysis import run_analysis
 from aniso.experiments.paper.banks import bank_cells, make_bank, missing_vectors, runs_directory
@@ -172,7 +172,7 @@ class Execution:
             done += 1
             happened(f"{found.experiment} [{done}/{left}] {cell_name(cell)}: {what} ({seconds:.0f} s)")
 
-        count = runner.run(grid, Work(self._how, self.jobs, None, line), retry_failed=self.retry_failed)
+        count = runner.run(grid, GridRun(self._how, self.jobs, None, line), retry_failed=self.retry_failed)
         if count["failed"] or count["missing"]:
             failed = [cell_name(cell) for cell in grid.cells if grid.status(cell) == "failed"]
             raise CellsError(

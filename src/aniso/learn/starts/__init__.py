@@ -10,7 +10,7 @@
 """
 
 from aniso.learn.starts.least_squares import least_squares
-from aniso.learn.starts.profiles import constant, depth_profile, from_coefficients
+from aniso.learn.starts.profiles import constant, depth_profile, from_coefficients, interpolated
 from aniso.learn.starts.rules import from_rule, from_vector
 from aniso.learn.starts.start import Start
 
@@ -22,4 +22,5 @@ __all__ = [
     "from_coefficients",
     "from_rule",
     "from_vector",
+    "interpolated",
 ]
