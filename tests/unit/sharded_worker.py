@@ -1,4 +1,4 @@
-"""Run by ``torchrun`` in test_sharded.py: compose over a sharded bank, and leave what came out."""
+"""One of the processes of test_sharded.py: compose over a sharded bank, and leave what came out."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def steps(composition: Composition, mine: torch.Tensor) -> dict[str, torch.Tenso
     return {"values": composition.values.detach(), "gradient": composition.values.grad, "outputs": outputs}
 
 
-def main(bank: str, partition: str, stream: str, out: str) -> None:
+def main(rank: int, world: int, bank: str, partition: str, stream: str, out: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # A file instead of a port: nothing else on the machine can be in the way.
+    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     runtime = Runtime(stream=stream == "stream")
     composition = Composition(
@@ -49,8 +50,9 @@ def main(bank: str, partition: str, stream: str, out: str) -> None:
     )
     found = steps(composition, samples().chunk(dist.get_world_size())[dist.get_rank()])
     torch.save(found, f"{out}.{dist.get_rank()}")
+    dist.barrier()  # who leaves early would close the connection that another still reads from
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

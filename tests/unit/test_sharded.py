@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,26 @@ def _bank(path: Path, storage: str) -> Bank:
     return Bank.build(TensorMap(base), tuned).save(path, storage=storage)
 
 
+def _run_processes(world: int, *arguments: str) -> None:
+    """Run the worker in several processes over the loopback interface; what one of them says is shown."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, sharded_worker.__file__, str(rank), str(world), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0] * world, "\n".join(said)
+
+
 @pytest.mark.parametrize(
     ("storage", "partition", "stream"),
     [("int4", "random:7", "stream"), ("residual2", "rows", "resident")],
@@ -34,9 +55,7 @@ def test_two_processes_with_half_the_samples_each_agree_with_one(
     alone = Composition(sharded_worker.encoder(), bank, Partition.parse(partition))
     expected = sharded_worker.steps(alone, sharded_worker.samples())
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = [sharded_worker.__file__, str(tmp_path / "bank"), partition, stream, str(out)]
-    subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
+    _run_processes(2, str(tmp_path / "bank"), partition, stream, str(out))
     for rank in range(2):
         found = torch.load(f"{out}.{rank}", weights_only=True)
         for name, value in expected.items():
