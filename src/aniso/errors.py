@@ -115,6 +115,9 @@ class StoppedError(AnisoError):
 
 
 EXPLANATIONS: dict[str, str] = {
+    "PROCESS-LOST": "A run that several processes share (--devices, torchrun) ends when one of them ends: "
+    "each has a part of the bank and of every batch. Look for the message of the one that failed first; a "
+    "process that was killed leaves none, and too little memory is the usual reason.",
     "DATA-ITEM": "A task of texts needs a sentence encoder: a directory of sentence-transformers, or a "
     "BERT-like model of transformers; a task of images needs a CLIP or an image classifier.",
     "FILE-MISSING": "The path does not exist. If you meant a hub id, write it as owner/name or "

@@ -22,7 +22,7 @@ NAMES = (
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
-    *("addition-linearised", "test-time-rates", "joint-epochs", "learning-rates"),
+    *("addition-linearised", "test-time-rates", "joint-epochs", "learning-rates", "lpp"),
     *("minilm-addition", "minilm-few-shot", "minilm-merging", "minilm-negation", "minilm-test-time"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
 )

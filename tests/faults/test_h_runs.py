@@ -22,7 +22,7 @@ import pictures
 import pytest
 import runs
 import torch
-from runs import child, until
+from runs import child, slowly, until
 from watch import contents
 
 from aniso.cli.run_setting import run_setting
@@ -31,7 +31,6 @@ from aniso.experiments.engines import local
 from aniso.experiments.grid import Grid
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.strict_yaml import read_yaml, validated
-from aniso.learn._training.loop import Loop
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints
 from aniso.models import load_model
 from aniso.weights import open_weights, save_safetensors
@@ -108,18 +107,6 @@ def hooked(before) -> None:
 
     for name in CALLS:
         setattr(Disk, name, wrapped(name, getattr(Disk, name)))
-
-
-def slowly(seconds: float = 0.1) -> None:
-    """From now on every step says that it begins, and takes so long."""
-    step = Loop._take_step
-
-    def slow(self, batches):
-        os.write(2, b"a step begins\n")
-        time.sleep(seconds)
-        step(self, batches)
-
-    Loop._take_step = slow
 
 
 def wholly_readable(directory: Path) -> None:

@@ -20,6 +20,7 @@ from PIL import Image, ImageChops
 
 from aniso.cli import main
 from aniso.errors import StoppedError
+from aniso.learn._training.loop import Loop
 from aniso.record_files import RecordStore
 from aniso.vectors import Bank
 
@@ -186,6 +187,18 @@ def until(happened: Callable[[], object], seconds: float = 60, what: Child | Non
         if time.monotonic() > deadline:
             pytest.fail(f"nothing after {seconds} s: {what.said if what else ''}")
         time.sleep(0.01)
+
+
+def slowly(seconds: float = 0.1) -> None:
+    """From now on every step says that it begins, and takes so long."""
+    step = Loop._take_step
+
+    def slow(self, batches):
+        os.write(2, b"a step begins\n")
+        time.sleep(seconds)
+        step(self, batches)
+
+    Loop._take_step = slow
 
 
 class StopAfterSteps:

@@ -18,6 +18,12 @@ class RuntimeOptions(Options):
     device: str | None = option(
         None, help="cpu, cuda, cuda:1 and so on; default: the GPU if there is one.", group="Runtime"
     )
+    devices: int = option(
+        1,
+        help="Processes that share the bank and every batch: one per GPU, or on the CPU.",
+        group="Runtime",
+        ge=1,
+    )
     memory: str | None = option(
         None,
         help="Memory for task vectors, such as 8GiB; the rest is streamed from disk. "

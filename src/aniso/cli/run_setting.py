@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
 
 from aniso.cli import show
 from aniso.cli.run_options import OutputOptions, RuntimeOptions
@@ -13,11 +17,14 @@ from aniso.errors import AnisoError, UsageError
 from aniso.experiments.input_files import check_input_files, read_names
 from aniso.experiments.options import Options
 from aniso.experiments.parsing import parse_setting
+from aniso.experiments.processes import Processes, launch, require_shareable
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.strict_yaml import Document, as_yaml
 from aniso.registry import METHODS, SETTINGS
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from aniso.experiments.result import RunOptions
     from aniso.experiments.run_directory import RunDirectory
     from aniso.experiments.settings import Setting
@@ -50,6 +57,15 @@ def run_setting(name: str, values: dict[str, Any]) -> None:
         check_input_files(setting, runtime.data)
     if output.plan:
         _print_plan(setting, runtime, output)
+        return
+    processes = Processes.found()
+    if processes is not None:
+        require_shareable(setting)
+        with processes.joined(runtime.device) as mesh, processes.own_directory(output.out) as out:
+            _run(setting, runtime, output.model_copy(update={"out": out}), processes, mesh)
+    elif runtime.devices > 1:
+        require_shareable(setting)
+        raise typer.Exit(launch(runtime.devices, sys.argv[1:]))
     else:
         _run(setting, runtime, output)
 
@@ -100,7 +116,13 @@ def _require_effect(name: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def _run(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> None:
+def _run(
+    setting: Setting,
+    runtime: RuntimeOptions,
+    output: OutputOptions,
+    processes: Processes | None = None,
+    mesh: DeviceMesh | None = None,
+) -> None:
     from aniso.cli.show_record import print_record
     from aniso.experiments.record import Clock, record
     from aniso.experiments.run_directory import RunDirectory
@@ -117,7 +139,10 @@ def _run(setting: Setting, runtime: RuntimeOptions, output: OutputOptions) -> No
     tracker = _tracker(setting, output, run)
     try:
         with show.item_progress() as progress:
-            result = Session(setting, _run_options(runtime, output, run, progress, tracker)).run()
+            options = _run_options(runtime, output, run, progress, tracker)
+            if processes is not None:
+                options = replace(options, mesh=mesh, device=processes.device(options.device))
+            result = Session(setting, options).run()
     except BaseException as e:
         if run is not None:
             run.forget(e)

@@ -1,10 +1,11 @@
 """Compositions: models with weights base + sum of coefficient * delta, and their coefficients."""
 
 from aniso.compose._engine.coefficient_index import BlockCoefficients, CoefficientIndex
+from aniso.compose._engine.sharded import Sharding
 from aniso.compose.bake import Baked
 from aniso.compose.card import CardDetails
 from aniso.compose.coefficients import Coefficients
-from aniso.compose.composition import Composition
+from aniso.compose.composition import Composition, run_batch
 from aniso.compose.difference import difference_vector, folded
 from aniso.compose.linearised import Linearised, Tangent
 from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
@@ -14,6 +15,8 @@ from aniso.compose.runtime import Runtime
 
 __all__ = [
     "Composition",
+    "run_batch",
+    "Sharding",
     "Partition",
     "Coefficients",
     "CoefficientIndex",

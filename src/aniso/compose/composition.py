@@ -131,6 +131,11 @@ class Composition(nn.Module):
         """The copy of the model, for its attributes; run it through the composition."""
         return self._model
 
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the processes of a mesh share the work; None without a mesh."""
+        return None if self._mesh is None else Sharding(self._mesh)
+
     # coefficients
 
     @property
@@ -212,7 +217,7 @@ class Composition(nn.Module):
         if self._installer is None:
             if self.runtime.keep_freed and self.values.device.type == "cpu":
                 keep_freed_memory()
-            sharding = Sharding(self._mesh) if self._mesh is not None else None
+            sharding = self.sharding
             with torch.inference_mode(False):  # they outlive the call
                 store = self._delta_store(sharding)
             self._installer = WeightInstaller(
@@ -350,6 +355,13 @@ class Composition(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.index.count} coefficients: {self.partition}; {self.bank!r}"
+
+
+def run_batch(model: nn.Module, batch: Tensor) -> Tensor:
+    """Run a model on a batch; of a composition on a mesh each process runs a share, and has all outputs."""
+    sharding = model.sharding if isinstance(model, Composition) else None
+    outputs: Tensor = model(batch) if sharding is None else sharding.run(model, batch)
+    return outputs
 
 
 def source_of(model: nn.Module) -> WeightSource:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from aniso.compose import Coefficients, Composition, MergedAdapter, Plan, Runtime
 from aniso.experiments.content import Content
@@ -34,6 +35,8 @@ class RunOptions:
     device: str | None = None
     """Default: the GPU if there is one."""
     runtime: Runtime = field(default_factory=Runtime)
+    mesh: DeviceMesh | None = None
+    """The processes that share the run, if there are several."""
     directory: Path | None = None
     """Where checkpoints are written."""
     resume: bool = False

@@ -174,7 +174,8 @@ class Session:
 
     def compose(self, bank: Bank, partition: Partition) -> Composition:
         """Return a composition of the base, linearised if the setting says so."""
-        return Composition(self._base, bank, partition, runtime=self.options.runtime)
+        options = self.options
+        return Composition(self._base, bank, partition, runtime=options.runtime, mesh=options.mesh)
 
     @property
     def _base(self) -> nn.Module:
@@ -253,7 +254,8 @@ class Session:
             found = Coefficients.load(file).for_bank(self.composed_bank)
         except AnisoError:  # there are none, or not for this bank: they are learned
             return None
-        composition = Composition.of(self._base, self.composed_bank, found, runtime=self.options.runtime)
+        bank, how = self.composed_bank, self.options
+        composition = Composition.of(self._base, bank, found, runtime=how.runtime, mesh=how.mesh)
         result = MethodResult(lambda task: composition, coefficients=found)
         return replace(result, metrics=result.metrics.model_copy(update={"trainable": len(found)}))
 

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose import Coefficients, Composition
+from aniso.compose import Coefficients, Composition, Sharding
 from aniso.data import Labelled, Split, TextDataset, Unlabelled, content_hash
 from aniso.errors import UsageError, printable
 from aniso.learn._training.checkpointed_run import METRICS as METRICS
@@ -108,7 +108,7 @@ def fit(
         }
         content = {split.name: content_hash(split, progress) for split in images}
         run = CheckpointedRun(
-            Path(directory), loop, RunIdentity(what, _environment(trainable), content), images
+            Path(directory), loop, RunIdentity(what, _environment(trainable, loop.sharding), content), images
         )
         with run.locked():
             notes += run.begin(resume=resume, allow_env_change=allow_env_change)
@@ -148,8 +148,10 @@ def _require_objective(objective: Objective, trainable: Trainable) -> None:
         )
 
 
-def _environment(trainable: Trainable) -> dict[str, JsonValue]:
-    return {
+def _environment(trainable: Trainable, sharding: Sharding | None) -> dict[str, JsonValue]:
+    # so does another number of processes
+    shared: dict[str, JsonValue] = {} if sharding is None else {"processes": sharding.world}
+    return shared | {
         "aniso": version("aniso"),
         "torch": torch.__version__,
         "device": trainable.device.type,

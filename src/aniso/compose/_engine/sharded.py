@@ -4,13 +4,14 @@ In the forward pass each process composes its share of a block and gathers the o
 it receives its share of the gradient, averaged over all processes. So processes may work on different
 samples, as in data-parallel training, and coefficients come out as in one process that sees them all.
 Placement and communication are PyTorch's own (``DeviceMesh`` and ``DTensor``); start the processes with
-``torchrun``.
+``torchrun``, or with ``--devices``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -59,6 +60,23 @@ class Sharding:
         """Return the sum over all processes of the products with their shares."""
         return DTensor.from_local(partial, self.mesh, [Partial()], run_check=False).full_tensor()
 
+    def run(self, model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+        """Run a model on this process' share of a batch, and return the outputs for all of it.
+
+        A loss of the outputs is the same on all processes, whatever it compares; its gradient reaches each
+        process' share, and averaging over the processes gives the gradient of the whole batch.
+        """
+        size = -(-len(batch) // self.world)
+        places = torch.arange(self.rank * size, (self.rank + 1) * size)  # beyond the end: the last item again
+        own = model(batch[places.clamp(max=len(batch) - 1).to(batch.device)])
+        outputs: Tensor = _Gathered.apply(own, self)
+        return outputs[: len(batch)]
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the numbers that the processes have."""
+        own = torch.tensor([number], device=self.mesh.device_type)
+        return int(DTensor.from_local(own, self.mesh, [Shard(0)], run_check=False).full_tensor().max())
+
     def _share(self, entry: BlockCoefficients) -> int:
         """Return the elements of a share: whole rows, tiles and packed groups, the same for all processes."""
         unit = math.lcm(max(1, entry.block.matrix_shape[1]), entry.partition.alignment, GROUP)
@@ -70,3 +88,19 @@ class Sharding:
 
     def _padded(self, flat: Tensor, size: int) -> Tensor:
         return torch.nn.functional.pad(flat, (0, size - flat.numel())) if flat.numel() < size else flat
+
+
+@final
+class _Gathered(torch.autograd.Function):
+    """All processes' rows, one after another; every process computes the same gradient of them."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, sharding: Sharding) -> Tensor:
+        ctx.sharding, ctx.size = sharding, len(own)
+        return DTensor.from_local(own.detach(), sharding.mesh, [Shard(0)], run_check=False).full_tensor()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), rank, world = gradients, ctx.sharding.rank, ctx.sharding.world
+        # gradients are averaged over processes: each share counts as often as there are processes
+        return gradient[rank * ctx.size : (rank + 1) * ctx.size] * world, None

@@ -63,6 +63,10 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
     def learns_head(self) -> bool:
         return self.joint
 
+    @property
+    def shares_work(self) -> bool:
+        return not self.factors
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         rule = self.partition.partition(":")[0]

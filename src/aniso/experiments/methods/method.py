@@ -46,6 +46,11 @@ class Method(Options, ABC):
         return options_of(cls)
 
     @property
+    def shares_work(self) -> bool:
+        """Whether several processes can share a run, each with its part of the bank and of every batch."""
+        return False
+
+    @property
     def uses_keep_data(self) -> bool:
         """Whether the keep rule's data decide something, as these options are."""
         return self.chooses

@@ -21,6 +21,10 @@ class Search(Method):
     needs_bank = True
     chooses = True
 
+    @property
+    def shares_work(self) -> bool:
+        return True
+
     def plan(self, session: Session) -> MethodPlan:
         from aniso.compose import Partition
         from aniso.experiments.result import MethodPlan

@@ -94,7 +94,8 @@ class CheckpointedRun:
 
     def run(self, progress: ProgressCallback, row_done: Callable[[EpochRow], None]) -> None:
         """Train to the end, with a checkpoint after every epoch."""
-        with Interrupt() as interrupt:
+        sharding = self._loop.sharding
+        with Interrupt(int if sharding is None else sharding.largest) as interrupt:
             try:
                 for row in self._loop.run(progress, interrupt.check):
                     self._save()

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose import Composition
+from aniso.compose import Composition, run_batch
 from aniso.data import Batch, Pieces, cat_padded
 from aniso.learn._training.companions import Companions
 from aniso.learn._training.trainable import Trainable
@@ -81,7 +81,9 @@ class Forward:
         with torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=half):
             batch = cat_padded(views)
             pieces = Pieces((batch,), None) if self._one_pass else Pieces.of(batch)
-            features = pieces.joined([self._model(piece.to(self._device)).float() for piece in pieces.inputs])
+            features = pieces.joined(
+                [run_batch(self._model, piece.to(self._device)).float() for piece in pieces.inputs]
+            )
         return torch.split(features, [len(view) for view in views])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,10 +18,15 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """Context manager that records Ctrl-C and termination signals; ``check`` raises for them."""
+    """Context manager that records Ctrl-C and termination signals; ``check`` raises for them.
 
-    def __init__(self) -> None:
+    Processes that share a run end together: ``agreed`` returns the largest of the signals that they have
+    received, where 0 is none.
+    """
+
+    def __init__(self, agreed: Callable[[int], int] = int) -> None:
         self.request: int | None = None
+        self._agreed = agreed
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -43,5 +49,6 @@ class Interrupt:
 
     def check(self) -> None:
         """Raise StoppedError if a signal has arrived."""
-        if self.request is not None:
-            raise StoppedError("STOPPED", "the run was interrupted", signal=self.request, fix="run it again")
+        request = self._agreed(self.request or 0)
+        if request:
+            raise StoppedError("STOPPED", "the run was interrupted", signal=request, fix="run it again")

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from aniso.compose import Composition, Sharding
 from aniso.data import Batch, sampling
 from aniso.errors import InputError, NumericalError
 from aniso.learn._training.collapse import CollapseDetector
@@ -103,6 +104,12 @@ class Loop:
         self.restarts: list[str] = []
         """Why the run was started again with a lower learning rate, each time."""
         self._sums: dict[str, list[float]] = {}  # by term: sum of losses, number of items
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How several processes share the run, if there are several."""
+        model = self._trainable.model
+        return model.sharding if isinstance(model, Composition) else None
 
     @property
     def steps(self) -> int:

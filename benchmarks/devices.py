@@ -1,0 +1,141 @@
+"""One learning step shared by several processes: seconds, and memory of each process for the bank.
+
+    python benchmarks/devices.py --out results/devices.json [--vectors 8] [--rounds 5]
+
+Random vectors in fp32 over a ViT-B/32 with random weights (87.8 M), 32 images, one thread per process. Cases
+are 1, 2 and 4 processes on this machine, which take turns: each round starts each of them once, and a number
+is the median over rounds of the slowest process. *bank* is what resident memory grows by when vectors are
+read and weights composed; the base model is not counted. With more processes than cores steps cannot become
+faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from texts import _dense, _vector
+
+WORLDS = (1, 2, 4)
+BATCH, STEPS = 32, 3
+
+
+def network() -> Any:
+    import open_clip
+    import torch
+
+    torch.manual_seed(0)
+    return open_clip.create_model("ViT-B-32", pretrained=None).visual
+
+
+def make_bank(path: Path, vectors: int) -> None:
+    import torch
+
+    from aniso.vectors import Bank, BlockSource
+    from aniso.weights import TensorMap
+
+    blocks = BlockSource(TensorMap(network().state_dict()))
+    g = torch.Generator().manual_seed(1)
+    noise = {b.name: torch.randn(b.shape, generator=g) * 1e-4 for b in blocks.layout.blocks}
+    cells = {f"v{i:02d}": {n: partial(_dense, t, i) for n, t in noise.items()} for i in range(vectors)}
+    Bank({name: _vector(name, blocks, own) for name, own in cells.items()}).save(path, storage="fp32")
+
+
+def resident() -> float:
+    """Return the resident memory of this process in MiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
+    return int(line.split()[1]) / 1024
+
+
+def work(bank: str) -> None:
+    """Take steps as one of the processes, and print what they took."""
+    import contextlib
+
+    import torch
+
+    from aniso import Bank, Composition
+    from aniso.compose import run_batch
+    from aniso.experiments.processes import Processes
+
+    torch.set_num_threads(1)
+    model = network()
+    images = torch.randn(BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(2))
+    processes = Processes.found()
+    joined = contextlib.nullcontext() if processes is None else processes.joined("cpu")
+    with joined as mesh:
+        before = resident()
+        composition = Composition(model, Bank.load(bank), mesh=mesh).prepare()
+        grown = resident() - before
+        seconds = []
+        for _ in range(STEPS + 1):
+            with torch.no_grad():
+                composition.values.add_(1e-3)
+            begun = time.perf_counter()
+            run_batch(composition, images).square().mean().backward()  # type: ignore[no-untyped-call]
+            seconds.append(time.perf_counter() - begun)
+    found = {"bank": grown, "step": statistics.median(seconds[1:])}  # the first one warms up
+    os.write(3, (json.dumps(found) + "\n").encode())
+
+
+def run(world: int, bank: Path, place: Path) -> dict[str, float]:
+    """Run one case; returns the largest numbers of its processes."""
+    place.mkdir()
+    shared = {"ANISO_PROCESS_STORE": f"{place}/store", "WORLD_SIZE": str(world)}
+    shared |= {"LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    workers = []
+    for rank in range(world):
+        own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = f"exec {sys.executable} {__file__} --work {bank} 3> {place}/said{rank}"
+        workers.append(subprocess.Popen(["sh", "-c", command], env=own))
+    if any(worker.wait() for worker in workers):
+        raise SystemExit("a process failed")
+    said = [json.loads((place / f"said{rank}").read_text()) for rank in range(world)]
+    return {name: max(one[name] for one in said) for name in said[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--vectors", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work)
+        return
+    with tempfile.TemporaryDirectory() as root:
+        bank = Path(root) / "bank"
+        make_bank(bank, args.vectors)
+        found: dict[int, list[dict[str, float]]] = {world: [] for world in WORLDS}
+        for number in range(args.rounds):
+            for world in WORLDS:
+                found[world].append(run(world, bank, Path(root) / f"{world}-{number}"))
+                print(world, found[world][-1], flush=True)
+    rows = [
+        {
+            "processes": world,
+            "step_seconds": round(statistics.median(one["step"] for one in own), 3),
+            "bank_mib": round(statistics.median(one["bank"] for one in own)),
+        }
+        for world, own in found.items()
+    ]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    made = {"machine": machine, "vectors": args.vectors, "batch": BATCH, "rounds": args.rounds, "rows": rows}
+    text = json.dumps(made, indent=1) + "\n"
+    print(text)
+    if args.out:
+        args.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
