@@ -64,7 +64,7 @@ def work(bank: str) -> None:
     import torch
 
     from aniso import Bank, Composition
-    from aniso.compose import run_batch
+    from aniso.compose import batch_runner
     from aniso.experiments.processes import Processes
 
     torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def work(bank: str) -> None:
             with torch.no_grad():
                 composition.values.add_(1e-3)
             begun = time.perf_counter()
-            run_batch(composition, images).square().mean().backward()  # type: ignore[no-untyped-call]
+            batch_runner(composition)(images).square().mean().backward()  # type: ignore[no-untyped-call]
             seconds.append(time.perf_counter() - begun)
     found = {"bank": grown, "step": statistics.median(seconds[1:])}  # the first one warms up
     os.write(3, (json.dumps(found) + "\n").encode())

@@ -98,6 +98,17 @@ def test_readme_and_page_report_that_coefficients_are_below_heads_at_one_shot():
             assert f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}" in sentence, path
 
 
+def test_what_is_said_of_lpp_on_compositions_is_what_was_recorded():
+    tasks = {"eurosat", "mnist", "pacs_photo", "sign_digits"}
+    labels = ("learned anisotropic + LP++", "LP++", "learned anisotropic")
+    few, many = ([_by_seed("lpp", label, shots, tasks) for label in labels] for shots in (4, 16))
+    assert all(mean(own[0]) > max(mean(own[1]), mean(own[2])) for own in (few, many))
+    pair, head, coefficients = map(_said, few)
+    claim = f"{pair} at four shots against {head} for LP++ and {coefficients} for coefficients alone, "
+    pair, head, coefficients = map(_said, many)
+    assert f"{claim}{pair} at 16 against {head} and {coefficients}" in MINI.read_text()
+
+
 def test_what_is_said_of_learning_rates_is_what_was_recorded():
     section = MINI.read_text().partition("## Learning rates")[2].partition("\n## ")[0]
     found: dict[float, dict[str, float]] = {}

@@ -5,7 +5,7 @@ from aniso.compose._engine.sharded import Sharding
 from aniso.compose.bake import Baked
 from aniso.compose.card import CardDetails
 from aniso.compose.coefficients import Coefficients
-from aniso.compose.composition import Composition, run_batch
+from aniso.compose.composition import Composition, batch_runner
 from aniso.compose.difference import difference_vector, folded
 from aniso.compose.linearised import Linearised, Tangent
 from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
@@ -15,7 +15,7 @@ from aniso.compose.runtime import Runtime
 
 __all__ = [
     "Composition",
-    "run_batch",
+    "batch_runner",
     "Sharding",
     "Partition",
     "Coefficients",

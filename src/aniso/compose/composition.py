@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, final
 
 import torch
@@ -357,11 +358,13 @@ class Composition(nn.Module):
         return f"{self.index.count} coefficients: {self.partition}; {self.bank!r}"
 
 
-def run_batch(model: nn.Module, batch: Tensor) -> Tensor:
-    """Run a model on a batch; of a composition on a mesh each process runs a share, and has all outputs."""
+def batch_runner(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return what runs a model on a batch: itself, or for a composition on a mesh its processes together.
+
+    Each of them runs a share of the batch, and has all outputs.
+    """
     sharding = model.sharding if isinstance(model, Composition) else None
-    outputs: Tensor = model(batch) if sharding is None else sharding.run(model, batch)
-    return outputs
+    return model if sharding is None else partial(sharding.run, model)
 
 
 def source_of(model: nn.Module) -> WeightSource:

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from aniso.compose import Coefficients, Composition, run_batch
+from aniso.compose import Coefficients, Composition, batch_runner
 from aniso.data import Batches, Labelled, Split, by_length, content_hash
 from aniso.errors import AnisoError
 from aniso.learn.unwrap import encoder_of, require_items
@@ -248,7 +248,8 @@ def iterate_features(
         order = by_length(split, transform)
         size = batch_size if order is None else min(batch_size, _BY_LENGTH)
         batches = Batches(split, transform, size=size, seed=seed, epoch=number, workers=workers, order=order)
-        pieces = (run_batch(model, batch.inputs.to(device)) for batch in batches)
+        run = batch_runner(model)
+        pieces = (run(batch.inputs.to(device)) for batch in batches)
         yield from pieces if order is None else _in_order(pieces, order, batch_size)
     finally:
         model.train(before)

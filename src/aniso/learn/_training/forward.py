@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose import Composition, run_batch
+from aniso.compose import Composition, batch_runner
 from aniso.data import Batch, Pieces, cat_padded
 from aniso.learn._training.companions import Companions
 from aniso.learn._training.trainable import Trainable
@@ -47,6 +47,7 @@ class Forward:
         self, trainable: Trainable, terms: Sequence[BoundTerm], companions: Companions, precision: Precision
     ) -> None:
         self._model = trainable.model
+        self._run = batch_runner(trainable.model)
         self._device = trainable.device
         self._terms = terms
         self._companions = companions
@@ -81,9 +82,7 @@ class Forward:
         with torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=half):
             batch = cat_padded(views)
             pieces = Pieces((batch,), None) if self._one_pass else Pieces.of(batch)
-            features = pieces.joined(
-                [run_batch(self._model, piece.to(self._device)).float() for piece in pieces.inputs]
-            )
+            features = pieces.joined([self._run(piece.to(self._device)).float() for piece in pieces.inputs])
         return torch.split(features, [len(view) for view in views])
 
 
