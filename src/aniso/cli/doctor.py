@@ -7,10 +7,16 @@ import importlib.metadata
 import os
 import platform
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
 
 from aniso.cli import show
+
+if TYPE_CHECKING:
+    from aniso.compose.machine_benchmark import MachineBenchmark
 
 _PACKAGES = {
     "torch": "required",
@@ -25,15 +31,26 @@ _PACKAGES = {
 _DISTRIBUTIONS = {"open_clip": "open_clip_torch"}
 
 
-def doctor(json: show.Json = False) -> None:
+def doctor(
+    bench: Annotated[
+        bool,
+        typer.Option("--bench", help="Also measure what compositions cost here; takes about a minute."),
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="For --bench: cpu, cuda and so on; default: the GPU if there is one.")
+    ] = None,
+    json: show.Json = False,
+) -> None:
     """Check this machine and its packages."""
-    import typer
-
     packages = [_package(name) for name in _PACKAGES]
     machine = _machine()
+    measured = _measured(device) if bench else None
     if json:
-        show.as_json({"machine": machine, "packages": [p._asdict() for p in packages]})
+        found = {"machine": machine, "packages": [p._asdict() for p in packages]}
+        show.as_json(found if measured is None else {**found, "benchmark": asdict(measured)})
     else:
+        if measured is not None:
+            _print_benchmark(measured)
         show.table(("machine", ""), list(machine.items()))
         show.table(
             ("package", "version", "state"),
@@ -42,6 +59,32 @@ def doctor(json: show.Json = False) -> None:
     broken = [p for p in packages if not p.ok and _PACKAGES[p.name] == "required"]
     if broken:
         raise typer.Exit(3)
+
+
+def _measured(device: str | None) -> MachineBenchmark:
+    from aniso.compose.machine_benchmark import benchmark_machine
+    from aniso.experiments.device import find_device
+
+    with show.item_progress() as progress:
+        return benchmark_machine(find_device(device), progress)
+
+
+def _print_benchmark(found: MachineBenchmark) -> None:
+    facts = {
+        "device": f"{found.device}, {found.threads} threads",
+        "model": f"{found.parameters / 1e6:.1f} M parameters, {found.vectors} vectors",
+        "floor": f"{1000 * found.floor:.0f} ms for the model's own step",
+        "reading": f"{found.read_bandwidth / 1e9:.1f} GB/s",
+        "vectors are added by": found.path,
+    }
+    show.table(("benchmark", ""), list(facts.items()))
+    show.table(
+        ("storage", "step", "step / floor", "memory"),
+        [
+            (c.storage, f"{1000 * c.step:.0f} ms", f"{c.ratio:.2f}", show.size(c.bytes_per_step))
+            for c in found.storages
+        ],
+    )
 
 
 class _Package(NamedTuple):
