@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,26 @@ _written: dict[str, str] = {}
 """Markdown of every page as it is on the site, by path."""
 
 
+def on_config(config: Any) -> Any:
+    """Add the generated pages of commands, modules and decisions to the navigation."""
+    (section,) = [entry["Reference"] for entry in config.nav if "Reference" in entry]
+    for entry in section:
+        for title, path in entry.items() if isinstance(entry, dict) else ():
+            folder = path.removesuffix("index.md")
+            own = sorted(name for name in _generated() if name.startswith(folder) and name != path)
+            entry[title] = [path, *own]
+    return config
+
+
+@cache
+def _generated() -> dict[str, str]:
+    return {**reference.pages(), **numbers_pages.pages()}
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add generated pages, pages outside of docs/, and every file that a page links."""
     _written.clear()
-    for path, text in {**reference.pages(), **numbers_pages.pages()}.items():
+    for path, text in _generated().items():
         files.append(File.generated(config, path, content=text))
     for source, place in links.copied_pages().items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
@@ -53,9 +70,16 @@ def _mathml(match: re.Match[str]) -> str:
     return f'<div class="formula">{convert(match.group(1), display="block")}</div>'
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Return a page without the second colon that reStructuredText has before an example."""
+    return html.replace("::</p>", ":</p>")
+
+
 def on_post_build(config: Any) -> None:
     """Write raw Markdown and llms.txt beside the pages, and fail on requests to other hosts and heavy pages."""
     site = Path(config.site_dir)
+    for unused in (*site.rglob("*.map"), *site.glob("assets/javascripts/lunr/**/*.js")):
+        unused.unlink()  # source maps, and stemmers of other languages
     for path, text in _written.items():
         place = site / path
         place.parent.mkdir(parents=True, exist_ok=True)

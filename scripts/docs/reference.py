@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tables import markdown_table, plain
@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
     return {
         **command_pages(),
         **python_pages(),
-        "reference/formats.md": formats_page(),
+        **format_pages(),
         "reference/errors.md": errors_page(),
         "reference/exit-codes.md": exit_codes_page(),
         "reference/support.md": support_page(),
@@ -125,7 +125,7 @@ def python_pages() -> dict[str, str]:
         page = home.rpartition(".")[2]
         names = homes.pop(home)
         body = [f"# {heading}", "", f"Names of `aniso`, defined in `{home}`.", ""]
-        body += [f"::: {home}.{name}\n" for name in names]
+        body += [f"::: aniso.{name}\n" for name in names]
         out[f"reference/python/{page}.md"] = "\n".join(body)
         rows.append((f"[{heading}]({page}.md)", ", ".join(f"`{name}`" for name in names)))
     if homes:
@@ -141,8 +141,8 @@ def python_pages() -> dict[str, str]:
 # File formats
 
 
-def formats_page() -> str:
-    """Return the files that aniso writes, with the JSON schema of everything that is JSON."""
+def format_pages() -> dict[str, str]:
+    """Return the page of the files that aniso writes, and the JSON schema of each that is JSON."""
     from aniso.analysis_records import AnalysisRecord
     from aniso.compose.coefficients import _Record as CoefficientRecord
     from aniso.data.card import Card
@@ -152,40 +152,40 @@ def formats_page() -> str:
     from aniso.records import Record
     from aniso.vectors._files.manifest import Manifest
 
-    found = (
-        ("Bank", "`manifest.json` of a bank's directory; tensors lie beside it in safetensors files.", Manifest),
-        ("Coefficients", "Metadata of a safetensors file with the coefficients themselves.", CoefficientRecord),
+    found: tuple[tuple[str, str, Any], ...] = (
+        ("Bank", "`manifest.json` of a bank's directory; vectors are in safetensors files beside it.", Manifest),
+        ("Coefficients", "Metadata of a safetensors file with the coefficients.", CoefficientRecord),
         ("Head", "Metadata of a safetensors file with the head's tensors.", HeadIndex),
         ("Record", "`record.json` of a run, or a line of `records.jsonl`.", Record),
         ("Spec", "A YAML file for `aniso run`.", Experiment),
         ("Task card", "`task.toml` beside a task's data.", Card),
         ("Predictions", "Header of a file of predictions, in the `.meta.json` beside it.", PredictionHeader),
-        ("Analysis", "The result of `aniso analyse`, as JSON.", AnalysisRecord),
+        ("Analysis", "The result of an analysis, as `aniso paper run` keeps it.", AnalysisRecord),
     )
     lines = [
         "# File formats",
         "",
-        "The JSON schemas below are those by which aniso checks these files when it reads them. A file may "
-        "satisfy its schema and still be refused: hashes, sizes and what fits together are checked as well.",
-        "",
-        "Weights themselves are safetensors files; [what else is read](support.md) is listed apart.",
+        "aniso checks these files by the JSON schemas below when it reads them. A file may satisfy its schema "
+        "and still be refused: hashes, sizes and what fits together are checked as well. Weights are "
+        "safetensors files.",
         "",
     ]
+    out = {}
     for heading, text, model in found:
-        schema = json.dumps(model.model_json_schema(by_alias=True), indent=1, ensure_ascii=False)
-        lines += [f"## {heading}", "", text, "", *_fields(model), ""]
-        lines += ['??? note "JSON schema"', "", "    ```json", *_indented(schema), "    ```", ""]
-    return "\n".join(lines)
+        name = f"schema/{heading.lower().replace(' ', '-')}.json"
+        schema = model.model_json_schema(by_alias=True)
+        out[f"reference/{name}"] = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        lines += [f"## {heading}", "", f"{text} [JSON schema]({name}).", "", _fields(schema), ""]
+    return {"reference/formats.md": "\n".join(lines), **out}
 
 
-def _fields(model: Any) -> list[str]:
-    schema = model.model_json_schema(by_alias=True)
+def _fields(schema: dict[str, Any]) -> str:
     required = set(schema.get("required", ()))
     rows = [
         (f"`{name}`", plain(_type_text(value)), "yes" if name in required else "")
         for name, value in schema["properties"].items()
     ]
-    return [markdown_table(("field", "type", "required"), rows)]
+    return markdown_table(("field", "type", "required"), rows)
 
 
 def _type_text(schema: dict[str, Any]) -> str:
@@ -201,10 +201,6 @@ def _type_text(schema: dict[str, Any]) -> str:
     if schema.get("type") == "object" and isinstance(extra, dict):
         return f"object of {_type_text(extra) or 'any'}"
     return str(schema.get("type", "any"))
-
-
-def _indented(text: str) -> Iterable[str]:
-    return (f"    {line}" for line in text.splitlines())
 
 
 # Errors

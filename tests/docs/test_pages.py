@@ -45,7 +45,7 @@ PARSED = ("aniso run experiments/", "aniso report experiments/", "aniso paper ru
 """Commands that need data which are not ours to pass on, or write into the repository."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
 """Options that save time."""
-KNOWN = {"mermaid", "sh", "python", "text", "toml", "yaml", "json"}
+KNOWN = {"math", "sh", "python", "text", "toml", "yaml", "json"}
 Scope = dict[str, Any]
 
 
