@@ -76,7 +76,7 @@ def draw() -> bytes:
     above.set_title("learned coefficients: one per task vector (rows) and block (columns)", fontsize=9)
     above.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=above, pad=0.01, aspect=18)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7)
     _write_table(below, table())
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: generated pages, links of the repository, formulas, raw Markdown, and checks of the result."""
+"""Hooks of MkDocs: generated pages, links of the repository, formulas, raw Markdown, checks of the result."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write raw Markdown and llms.txt beside the pages, and fail on requests to other hosts and heavy pages."""
+    """Write raw Markdown and llms.txt beside the pages; fail on what ``check.py`` finds."""
     site = Path(config.site_dir)
     for unused in (*site.rglob("*.map"), *site.glob("assets/javascripts/lunr/**/*.js")):
         unused.unlink()  # source maps, and stemmers of other languages

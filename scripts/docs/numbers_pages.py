@@ -34,7 +34,7 @@ def resources_page() -> str:
     lines = [
         "# Time and memory",
         "",
-        "Read from the committed results of the [benchmarks](../benchmarks/README.md) and from the records of "
+        "Read from committed results of the [benchmarks](../benchmarks/README.md) and from the records of "
         "the [experiments](../experiments/README.md). All of it was measured on two cores of one machine "
         "without a GPU.",
         "",
@@ -47,9 +47,9 @@ def resources_page() -> str:
         "",
         "## A learning step",
         "",
-        "Forward and backward of a ViT-B/32's image encoder with 21 vectors, batch 16, at new coefficients in "
-        "every step, divided by the same for the model alone with gradients for all weights. Naive is a Python "
-        "sum of scaled vectors.",
+        "Forward and backward of a ViT-B/32's image encoder with 21 vectors, batch 16, at new coefficients "
+        "in every step, divided by the same for the model alone with gradients for all weights. Naive is a "
+        "Python sum of scaled vectors.",
         "",
         _step_table(),
         "",
@@ -86,8 +86,8 @@ def _bank_table() -> str:
     head = ("storage", "MB per vector", "of fp32", "error", "seconds to build", "peak memory, MB")
     table = markdown_table((*head, "ms to read one block of all"), rows, numbers=True)
     text = (
-        f"21 vectors of a {found['model']}: {found['parameters'] / 1e6:.1f} M parameters in {found['blocks']} "
-        f"blocks, the largest of {found['largest_block_bytes'] / _MB:.1f} MB."
+        f"21 vectors of a {found['model']}: {found['parameters'] / 1e6:.1f} M parameters in "
+        f"{found['blocks']} blocks, the largest of {found['largest_block_bytes'] / _MB:.1f} MB."
     )
     return f"{text}\n\n{table}"
 
@@ -110,24 +110,23 @@ def _step_table() -> str:
 
 def _peak(found: dict[str, Any], case: str) -> str:
     value = found.get(case)
-    return "" if value is None else f"{float(value) / _MB:.0f}" if float(value) > _MB else f"{float(value):.0f}"
+    return "" if value is None else f"{value / _MB:.0f}"
 
 
 def _runs_table() -> str:
-    from aniso.record_files import RecordStore
-
     rows = []
-    for folder in sorted(EXPERIMENTS.glob("*/records")):
+    for path in sorted(EXPERIMENTS.glob("*/records/records.jsonl")):
         labels: dict[str, list[Any]] = {}
-        for record in RecordStore(folder).finished().values():
-            labels.setdefault(record.label, []).append(record)
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            labels.setdefault(record["label"], []).append(record)
         for label, records in labels.items():
-            seconds = [r.seconds for r in records if r.seconds is not None]
-            memory = [r.peak_memory_bytes for r in records if r.peak_memory_bytes is not None]
-            threads = sorted({str(r.environment.get("threads", "")) for r in records})
+            seconds = [r["seconds"] for r in records if r.get("seconds") is not None]
+            memory = [r["peak_memory_bytes"] for r in records if r.get("peak_memory_bytes") is not None]
+            threads = sorted({str(r.get("environment", {}).get("threads", "")) for r in records})
             rows.append(
                 (
-                    plain(folder.parent.name),
+                    plain(path.parent.parent.name),
                     plain(label),
                     str(len(records)),
                     f"{median(seconds):.0f}" if seconds else "",
@@ -150,9 +149,9 @@ def paper_page() -> str:
         "# Numbers of the paper",
         "",
         "What each recipe of [`aniso paper`](../howto/paper.md) should reproduce: the numbers that the paper "
-        "prints, in per cent, with the doubts that we have about some of them. GPU hours are estimates at the "
-        "rate that `aniso paper show ID` states. Tables by data set are left out here; `aniso paper show ID` "
-        "prints them. None of these recipes was run at full size by us; what we ran is in the "
+        "prints, in per cent, with the doubts that we have about some of them. GPU hours are estimates at "
+        "the rate that `aniso paper show ID` states. Tables by data set are left out here; the same "
+        "command prints them. None of these recipes was run at full size by us; what we ran is in the "
         "[experiments](../experiments/README.md).",
         "",
     ]
@@ -180,9 +179,14 @@ def _published(table: Any) -> str:
     rows = []
     for name, values in table.rows.items():
         errors = table.errors.get(name, (None,) * len(values))
-        cells = ["–" if v is None else f"{v:g}" + (f" ± {e:g}" if e is not None else "") for v, e in zip(values, errors, strict=True)]  # noqa: RUF001
-        rows.append((plain(name), *cells))
+        rows.append((plain(name), *map(_number, values, errors)))
     return markdown_table(("", *(plain(str(column)) for column in table.columns)), rows, numbers=True)
+
+
+def _number(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "\N{EN DASH}"
+    return f"{value:g}" if error is None else f"{value:g} ± {error:g}"
 
 
 # Project
@@ -191,7 +195,7 @@ def _published(table: Any) -> str:
 def changelog_page() -> str:
     """Return the changelog with the notes of changes that are not in it yet."""
     text = (ROOT / "CHANGELOG.md").read_text()
-    head, _, rest = text.partition("## ")
+    _, _, rest = text.partition("## ")
     notes: dict[str, list[str]] = {}
     for path in sorted((ROOT / "changelog.d").glob("*-*.md")):
         notes.setdefault(path.name.partition("-")[0], []).append(path.read_text().strip())
@@ -207,4 +211,5 @@ def decisions_page() -> str:
     for path in sorted((ROOT / "docs" / "adr").glob("0*.md")):
         title = re.sub(r"^# (ADR )?\d*[.:]? ?", "", path.read_text().splitlines()[0])
         rows.append((path.name[:4], f"[{title}]({path.name})"))
-    return f"# Decisions\n\nDecisions that a reader might question, one page each.\n\n{markdown_table(('', 'decision'), rows)}\n"
+    text = "Decisions that a reader might question, one page each."
+    return f"# Decisions\n\n{text}\n\n{markdown_table(('', 'decision'), rows)}\n"

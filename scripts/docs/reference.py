@@ -153,7 +153,7 @@ def format_pages() -> dict[str, str]:
     from aniso.vectors._files.manifest import Manifest
 
     found: tuple[tuple[str, str, Any], ...] = (
-        ("Bank", "`manifest.json` of a bank's directory; vectors are in safetensors files beside it.", Manifest),
+        ("Bank", "`manifest.json` of a bank; vectors are in safetensors files beside it.", Manifest),
         ("Coefficients", "Metadata of a safetensors file with the coefficients.", CoefficientRecord),
         ("Head", "Metadata of a safetensors file with the head's tensors.", HeadIndex),
         ("Record", "`record.json` of a run, or a line of `records.jsonl`.", Record),
@@ -165,8 +165,8 @@ def format_pages() -> dict[str, str]:
     lines = [
         "# File formats",
         "",
-        "aniso checks these files by the JSON schemas below when it reads them. A file may satisfy its schema "
-        "and still be refused: hashes, sizes and what fits together are checked as well. Weights are "
+        "aniso checks these files by the JSON schemas below when it reads them. A file may satisfy its "
+        "schema and still be refused: hashes, sizes and what fits together are checked as well. Weights are "
         "safetensors files.",
         "",
     ]
@@ -284,8 +284,8 @@ def _architectures() -> str:
         (loader.what, ", ".join(f"`{name}`" for name in sorted(loader.model_types))) for loader in loaders
     ]
     note = (
-        "Model directories of these `model_type`s are built from their configuration. Any other network works "
-        "as an `nn.Module` in Python, and open_clip and timm models by name."
+        "Model directories of these `model_type`s are built from their configuration. Any other network "
+        "works as an `nn.Module` in Python, and open_clip and timm models by name."
     )
     return f"{note}\n\n{markdown_table(('loader', 'model types'), rows)}"
 

@@ -13,7 +13,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: 
 
 
 def plain(text: str) -> str:
-    """Return text of the program as Markdown: one line, code marked by single backticks, no HTML, no columns."""
+    """Return text of the program as one line of Markdown, for a table: no HTML, no columns."""
     line = " ".join(str(text).split()).replace("``", "`")
     parts = line.split("`")
     for i in range(0, len(parts), 2):  # outside of code
