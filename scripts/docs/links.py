@@ -17,7 +17,14 @@ MOVED = {
     "changelog.d": "project/changelog.md",
 }
 """Files that are somewhere else on the site than in the repository."""
-COPIED = ("SECURITY.md", "CONTRIBUTING.md", "experiments/*.md", "experiments/*/*.md", "benchmarks/README.md")
+COPIED = (
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "experiments/*.md",
+    "experiments/*/*.md",
+    "benchmarks/README.md",
+    "examples/README.md",
+)
 """Pages outside of docs/ that the site has as they are."""
 _LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
@@ -40,7 +47,7 @@ def repository_path(path: str) -> str:
     for source, moved in MOVED.items():
         if moved == path and source.endswith(".md") and source != "README.md":
             return source
-    return path if path.startswith(("experiments/", "benchmarks/")) else DOCS + path
+    return path if path.startswith(("experiments/", "benchmarks/", "examples/")) else DOCS + path
 
 
 def linked_file(target: str) -> str | None:

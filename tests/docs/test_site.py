@@ -140,6 +140,7 @@ def test_links_of_all_pages_lead_to_files_or_generated_pages(generated):
     texts |= {name: text for name, text in generated.items() if name.endswith(".md")}
     for place, text in texts.items():
         shown, missing = links.rewritten(text, place, places)
+        assert not [name for name in missing if name.endswith(".md")], (place, missing)  # not on the site
         prose = re.sub(r"^```.*?^```$|`[^`\n]+`", "", shown, flags=re.DOTALL | re.MULTILINE)
         for link in re.findall(r"\]\(([^)\s#]+)", prose):
             if ":" in link:
