@@ -3,8 +3,10 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
+SITE ?= build/site
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check docs clean
 
 # Few-shot learning, addition and negation on small pictures; ends with a page in demo-out.
 demo: $(READY)
@@ -23,6 +25,16 @@ types: $(READY)
 # What has to pass before a change lands; the architecture test is part of `test`.
 check: lint types test
 
+# The documentation site, for reading offline. Fails on any warning, broken link or request to another host.
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(abspath $(SITE))
+	@echo "open $(SITE)/index.html"
+
+$(DOCS_READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -30,4 +42,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-out
+	rm -rf $(VENV) demo-out $(SITE)

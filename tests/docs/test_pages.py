@@ -6,10 +6,14 @@ returns what its Python blocks presuppose. Commands that take data or hours are 
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import re
 import shlex
+import shutil
 import socket
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +35,7 @@ import aniso as library
 from aniso.cli.app import app
 from aniso.data import read_examples
 from aniso.data.card import read_card
+from aniso.demo import write_tasks
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import parse_yaml, validated
 from aniso.registry import MERGE_RULES, REGISTRIES
@@ -41,11 +46,20 @@ PATTERNS = ("*.md", "docs/**/*.md", "experiments/*.md", "benchmarks/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 HOWTOS = sorted((ROOT / "docs/howto").glob("*.md"))
 METHODS = sorted((ROOT / "docs/methods").glob("*.md"))
-PARSED = ("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data")
-"""Commands that need data which are not ours to pass on, or write into the repository."""
+PARSED = (
+    *("aniso demo", "aniso run experiments/", "aniso report experiments/"),
+    "aniso paper run tab:addition --data",
+)
+"""Commands that need data which are not ours to pass on, write into the repository, or have other tests."""
+SLOW = (
+    *("aniso verify-removal without-digits", "aniso compare --model mini --bank mini --task demo-out"),
+    *("aniso run SPEC.yaml --data DIR --claim", "aniso run SPEC.yaml --data DIR --shard"),
+    "aniso search addition --model mini --bank demo-out",
+)
+"""Commands that take longer, and have other tests as well: run with ``-m smoke``."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
 """Options that save time."""
-KNOWN = {"mermaid", "sh", "python", "text", "toml", "yaml", "json"}
+KNOWN = {"math", "sh", "python", "text", "toml", "yaml", "json"}
 Scope = dict[str, Any]
 
 
@@ -154,13 +168,8 @@ def _compose() -> Scope:
 
 
 def _export() -> Scope:
-    from transformers import AutoModelForCausalLM
-
     _photos()
-    language.save("gpt2", Path("BASE"))
-    for seed, name in enumerate("ab"):
-        how = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
-        random_adapter(AutoModelForCausalLM.from_pretrained("BASE"), Path(name), seed, **how)
+    _adapters("a", "b")
     library.Bank.build("BASE", {name: Path(name) for name in "ab"}, to="loras")
     language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
     return {"image": pictures.picture(0)}
@@ -172,13 +181,7 @@ def _extend() -> Scope:
 
 
 def _language() -> Scope:
-    from transformers import AutoModelForCausalLM
-
-    language.save("gpt2", Path("BASE"))
-    for seed in (1, 2):
-        gpt = AutoModelForCausalLM.from_pretrained("BASE")
-        how = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
-        random_adapter(gpt, Path(f"ADAPTER_{seed}"), seed, **how)
+    _adapters("ADAPTER_1", "ADAPTER_2")
     for name, place in (("examples", "mat"), ("more", "hat"), ("rest", "cat")):
         example = {"prompt": "the cat", "completion": f" sat on a {place}"}
         language.write_lines(Path(f"{name}.jsonl"), [example] * 3)
@@ -290,6 +293,79 @@ def _teachers() -> Scope:
     }
 
 
+@functools.cache
+def _demo_files() -> Path:
+    """What the demo leaves: some of its images, and a bank of three vectors with its names."""
+    place = Path(tempfile.mkdtemp(prefix="aniso-pages-"))
+    atexit.register(shutil.rmtree, place)
+    write_tasks(place / "data", lambda *_: None, each=10)
+    mini = library.Bank.load("mini")
+    sources = {"digits": "mnist", "patterns": "dtd10", "colours": "eurosat"}
+    library.Bank({name: mini[source] for name, source in sources.items()}).save(place / "bank")
+    return place
+
+
+def _demo() -> Scope:
+    Path("demo-out").symlink_to(_demo_files())
+    return {}
+
+
+def _one_page() -> Scope:
+    _photos()
+    pictures.folder(Path("flowers/train"), {"rose": 6, "tulip": 6}, 100)
+    pictures.folder(Path("flowers/test"), {"rose": 3, "tulip": 3}, 150)
+    return {}
+
+
+def _text_tutorial() -> Scope:
+    _texts()
+    Path("new.csv").write_text("number,comment\n1,the cat sat\n2,rain\n")
+    return {}
+
+
+def _adapters(*names: str) -> None:
+    """A language model in BASE, and adapters for it."""
+    from transformers import AutoModelForCausalLM
+
+    language.save("gpt2", Path("BASE"))
+    for seed, name in enumerate(names):
+        how = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+        random_adapter(AutoModelForCausalLM.from_pretrained("BASE"), Path(name), seed, **how)
+
+
+def _language_tutorial() -> Scope:
+    _language()
+    for number, name in ((1, "news"), (2, "verse")):
+        Path(f"ADAPTER_{number}").rename(name)
+    return {}
+
+
+def _peft() -> Scope:
+    _adapters("a", "b")
+    language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
+    return {}
+
+
+def _mergekit() -> Scope:
+    weights = "{filter: attn, value: [0, 0.5]}, {value: 0.25}"
+    merged = f"models: [{{model: org/cars, parameters: {{weight: [{weights}]}}}}]"
+    Path("merge.yml").write_text(f"merge_method: task_arithmetic\nbase_model: org/base\n{merged}\n")
+    for name, state in _tuned(_clip(Path("base")), cars=1, mnist=2).items():
+        save_safetensors(Path(f"{name}.safetensors"), state)
+    for first, name in enumerate(("cars", "mnist")):
+        for second, part in enumerate(("train", "val", "test")):
+            runs.coloured(Path("data") / name / part, 2, 100 * first + 10 * second)
+    return {}
+
+
+def _open_clip() -> Scope:
+    model = tiny.open_clip_vit()
+    base = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    tuned = {"cars": tiny.tuned_vision(base, tiny.is_open_clip_vision, 0)}
+    bank = library.Bank.build(base, tuned, to="open-clip-bank")
+    return {"model": model, "bank": bank, "images": torch.randn(4, 3, 16, 16)}
+
+
 def _mini() -> Scope:
     pictures.folder(Path("DIR"), {"forest": 10, "river": 10})
     return {}
@@ -317,6 +393,19 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/methods/rounds.md": _teachers,
     "docs/methods/teachers.md": _teachers,
     "docs/mini.md": _mini,
+    "docs/howto/clusters.md": _learn,
+    "docs/howto/mergekit.md": _mergekit,
+    "docs/howto/open-clip.md": _open_clip,
+    "docs/howto/peft.md": _peft,
+    "docs/start/demo.md": dict,
+    "docs/start/install.md": dict,
+    "docs/start/one-page.md": _one_page,
+    "docs/tutorials/addition-without-labels.md": _demo,
+    "docs/tutorials/few-shots.md": _demo,
+    "docs/tutorials/first-composition.md": _demo,
+    "docs/tutorials/language-models.md": _language_tutorial,
+    "docs/tutorials/removal.md": _demo,
+    "docs/tutorials/texts.md": _text_tutorial,
 }
 
 
@@ -340,9 +429,29 @@ def directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", FILES)
 def test_commands_and_python_blocks_of_a_page_run_in_order(page, directory, aniso):
+    _run_page(page, aniso, leave_out=SLOW)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/howto/clusters.md",
+        "docs/tutorials/addition-without-labels.md",
+        "docs/tutorials/few-shots.md",
+        "docs/tutorials/removal.md",
+    ],
+)
+def test_slow_commands_of_a_page_run_in_order(page, directory, aniso):
+    _run_page(page, aniso)
+
+
+def _run_page(page: str, aniso: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> None:
     pytest.importorskip("peft")
     scope = FILES[page]()
     for words in commands(ROOT / page):
+        if leave_out and " ".join(("aniso", *words)).startswith(leave_out):
+            continue
         merges = words[0] == "fit" and set(words) & set(MERGE_RULES.names) and "--start" not in words
         ran = aniso(*words, *(() if merges else SHORT.get(words[0], ())))  # a merge has no epochs
         assert ran.code == 0, (words, ran.err)
@@ -351,9 +460,9 @@ def test_commands_and_python_blocks_of_a_page_run_in_order(page, directory, anis
 
 
 def test_every_page_with_code_has_its_files_here():
-    """The README has tests of its own."""
+    """The README and the tour have tests of their own."""
     run = {page for page in PAGES if list(shell_lines(page)) or blocks(page, "python")}
-    others = {ROOT / name for name in ("README.md", "CONTRIBUTING.md")} | {
+    others = {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/start/tour.md")} | {
         *(ROOT / "experiments").glob("*.md")
     }
     assert {str(page.relative_to(ROOT)) for page in {*run, *HOWTOS} - others} == set(FILES)
@@ -412,8 +521,7 @@ def test_commands_have_the_options_they_are_shown_with(page):
 
 def test_options_named_within_sentences_exist():
     known = _all_options(typer.main.get_command(app))
-    pages = [ROOT / "README.md", *HOWTOS, *METHODS, ROOT / "docs/mini.md", ROOT / "docs/architecture.md"]
-    for page in pages:
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
         for span in re.findall(r"`(--[a-z][^`]*)`", page.read_text()):
             given = {word.split("=")[0] for word in span.split() if word.startswith("--")}
             assert given <= known, (page.name, span)

@@ -1,4 +1,4 @@
-"""What the README tells people to type works, in the order it tells it."""
+"""What the README and the tour tell people to type works, in the order they tell it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from aniso.errors import EXPLANATIONS
 from aniso.weights import save_safetensors
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README, TOUR = ((ROOT / name).read_text() for name in ("README.md", "docs/start/tour.md"))
 
 
-def snippets(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def snippets(language, page=TOUR):
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
-    """The files the README speaks of."""
+    """The files that both pages name."""
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -61,10 +61,11 @@ def shelf(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_aniso_command_in_the_readme_runs(shelf, aniso):
-    lines = [line for block in snippets("sh") for line in block.splitlines()]
+@pytest.mark.parametrize("page", [README, TOUR], ids=["readme", "tour"])
+def test_every_aniso_command_runs_in_order(shelf, aniso, page):
+    lines = [line for block in snippets("sh", page) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("aniso ")]
-    assert len(commands) >= 4
+    assert len(commands) >= 3
     for command in commands:
         ran = aniso(*command)
         assert ran.code == 0, (command, ran.err)
@@ -96,7 +97,7 @@ def test_the_python_snippets_run_one_after_the_other(shelf, capsys):
 
 def test_the_two_commands_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
-    targets = [shlex.split(line, comments=True)[1] for line in snippets("sh")[0].splitlines()]
+    targets = [shlex.split(line, comments=True)[1] for line in snippets("sh", README)[0].splitlines()]
     assert targets == ["demo", "test"]
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
@@ -128,6 +129,6 @@ def test_the_exit_codes_listed_are_those_of_the_errors():
     from aniso import errors
 
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AnisoError)]
-    (listed,) = re.findall(r"Exit codes: (.*?)\. `--json`", README)
+    (listed,) = re.findall(r"Exit codes: (.*?)\. `--json`", TOUR)
     assert {int(n) for n in re.findall(r"\b(\d+) [a-z]", listed)} == {0, 143} | {c.exit_code for c in classes}
     assert len(EXPLANATIONS) > 40

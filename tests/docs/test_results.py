@@ -16,6 +16,7 @@ from aniso.record_files import RecordStore
 from aniso.report import build, mixed, read_records
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+RESULTS = EXPERIMENTS.parent / "docs" / "results.md"
 MINI, MINILM, LITE0 = (EXPERIMENTS / name for name in ("mini.md", "minilm.md", "lite0.md"))
 NAMES = (
     *("addition", "few-shot", "negation", "out-of-domain", "test-time"),
@@ -83,12 +84,12 @@ def test_no_record_names_a_place_on_a_disk():
         assert "/home/" not in path.read_text() and '"/' not in path.read_text(), path
 
 
-def test_readme_and_page_report_that_coefficients_are_below_heads_at_one_shot():
+def test_results_and_page_report_that_coefficients_are_below_heads_at_one_shot():
     tasks = {str(r.spec.task) for r in RecordStore(EXPERIMENTS / "few-shot" / "records").finished().values()}
     labels = ("learned anisotropic", "Tip-Adapter", "LP++")
     found = {label: _by_seed("few-shot", label, 1, tasks) for label in labels}
     assert mean(found["learned anisotropic"]) < min(mean(found["Tip-Adapter"]), mean(found["LP++"]))
-    for path in (MINI, EXPERIMENTS.parent / "README.md"):
+    for path in (MINI, RESULTS):
         (sentence,) = [
             line
             for line in path.read_text().splitlines()
@@ -140,17 +141,17 @@ def test_the_table_of_minilm_is_what_was_recorded():
     learned, own = means["learned anisotropic"], means["own vector for each task"]
     assert len(learned) == 3
     error = stdev(learned) / 3**0.5
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    results = RESULTS.read_text()
     zero_shot = means["zero-shot"][0]
     claim = f"{mean(learned):.1f} ± {error:.1f} % over three seeds, against {zero_shot:.1f} % zero-shot"
-    assert claim in readme and f"{own[0]:.1f} % for the eight" in readme
+    assert claim in results and f"{own[0]:.1f} % for the eight" in results
     assert f"{mean(learned):.1f} ± {error:.1f} over three seeds" in text
     single, tuned = means["learned isotropic"], means["fine-tuned on the same data"]
     scale = means["isotropic search"]
     others = f"{mean(single):.1f} ± {stdev(single) / 3**0.5:.1f}"
     assert len(single) == 3 and mean(learned) > mean(single) > scale[0] > tuned[0] > zero_shot
     assert f"({others})" in text and f"gives {tuned[0]:.1f} (one seed)" in text
-    assert f"gives {others} %, one scale for all vectors {scale[0]:.1f} %" in readme
+    assert f"gives {others} %, one scale for all vectors {scale[0]:.1f} %" in results
 
 
 def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
@@ -192,11 +193,11 @@ def test_the_few_shot_tables_are_what_was_recorded(page, experiment, tasks):
 def test_what_is_said_of_few_shots_on_minilm_is_what_was_recorded():
     section = MINILM.read_text().partition("## Few-shot")[2].partition("\n## ")[0]
     found = _few_shot("minilm-few-shot")
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    results = RESULTS.read_text()
     alone = [_few_shot_cell(found[label][16], 2) for label in ("learned anisotropic", "linear probe")]
     both_text = _few_shot_cell(found["learned anisotropic + linear probe"][16], 2)
-    assert f"to {alone[0]} % with coefficients, {alone[1]} % with a linear probe" in readme
-    assert f"and {both_text} % with both" in readme
+    assert f"to {alone[0]} % with coefficients, {alone[1]} % with a linear probe" in results
+    assert f"and {both_text} % with both" in results
     pair, probe = found["learned anisotropic + linear probe"], found["linear probe"]
     both = [mean(map(mean, by_seed[16].values())) for by_seed in (pair, probe)]
     assert f"by {both[0] - both[1]:.1f} points for the linear probe at 16 shots" in section
@@ -263,16 +264,16 @@ def test_the_addition_table_of_lite0_is_what_was_recorded():
         )
 
 
-def test_the_readme_says_of_lite0_what_was_recorded():
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
+def test_the_results_say_of_lite0_what_was_recorded():
+    results = RESULTS.read_text()
     said = {
         label: _said([mean(r.values()) for r in runs]) for label, runs in _additions("lite0-addition").items()
     }
     claim = f"{said['learned anisotropic']} %, against {said['zero-shot']} % zero-shot and "
-    assert f"{claim}{said['own vector for each task']} % for the eight fine-tuned models" in readme
+    assert f"{claim}{said['own vector for each task']} % for the eight fine-tuned models" in results
     others = f"per vector gives {said['learned isotropic']} %, one scale {said['isotropic search']} %"
-    assert others in readme
-    assert f"on the same images {said['fine-tuned on the same data']} %" in readme
+    assert others in results
+    assert f"on the same images {said['fine-tuned on the same data']} %" in results
 
 
 def test_what_is_said_of_interference_on_lite0_is_what_was_measured():
@@ -336,34 +337,34 @@ def test_the_test_time_tables_are_what_was_recorded(page, experiment):
     assert "\n".join(_task_rows(experiment)) in section
 
 
-def test_readme_and_comparison_say_of_test_time_and_negation_what_was_recorded():
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
+def test_results_and_comparison_say_of_test_time_and_negation_what_was_recorded():
+    results = RESULTS.read_text()
     together = (EXPERIMENTS / "README.md").read_text()
     rows = {
         row.split(" | ")[0]: row.rsplit(" | ", 1)[1].removesuffix(" |")
         for row in _task_rows("minilm-test-time")
     }
     zero, learned = rows["| zero-shot"], rows["| coefficients, FixMatch"]
-    assert f"takes {zero} % to {learned} %" in readme
+    assert f"takes {zero} % to {learned} %" in results
     assert f"zero-shot | {zero} |" in together and f"| FixMatch | {learned} |" in together
     lite0 = _negation("lite0-negation")
     target, control = lite0["learned anisotropic"]
     assert (
         f"from {lite0['zero-shot'][0]} % to {target} % (one scale: {lite0['isotropic search'][0]} %)"
-        in readme
+        in results
     )
     share = float(control.split()[0]) / float(lite0["zero-shot"][1])
-    assert f"at {100 * share:.0f} % of the control's accuracy" in readme
+    assert f"at {100 * share:.0f} % of the control's accuracy" in results
 
 
 def test_what_is_said_of_few_shots_is_what_was_recorded():
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    results = RESULTS.read_text()
     together = (EXPERIMENTS / "README.md").read_text()
     lite0, minilm = _few_shot("lite0-few-shot"), _few_shot("minilm-few-shot")
     shown = [_few_shot_cell(lite0[label][16], 4) for label in ("learned anisotropic", "linear probe")]
     pair = "learned anisotropic + linear probe"
     claim = f"to {shown[0]} % with coefficients, {shown[1]} % with a linear probe, and "
-    assert f"{claim}{_few_shot_cell(lite0[pair][16], 4)} % with both" in readme
+    assert f"{claim}{_few_shot_cell(lite0[pair][16], 4)} % with both" in results
     for label, row in {"linear probe": "linear probe", pair: "learned coefficients + linear probe"}.items():
         cells = [
             ", ".join(_few_shot_cell(found[label][k], tasks) for k in (1, 16))
@@ -405,6 +406,6 @@ def test_what_is_said_of_merging_is_what_was_recorded():
         assert record.metrics.supervision == taught, record.label
     said = {label: _said([mean(run.values()) for run in runs]) for label, runs in found.items()}
     best, taught = "learned anisotropic from TSV-M, labels", "TSV-M"
-    readme = (EXPERIMENTS.parent / "README.md").read_text()
-    assert f"{said[taught]} % ({_said(shares[taught])} % of the eight fine-tuned models' accuracy" in readme
-    assert f"{said[best]} % ({_said(shares[best])} %)" in readme
+    results = RESULTS.read_text()
+    assert f"{said[taught]} % ({_said(shares[taught])} % of the eight fine-tuned models' accuracy" in results
+    assert f"{said[best]} % ({_said(shares[best])} %)" in results
