@@ -13,7 +13,7 @@ from aniso.report.tables import Estimate, Table, shown
 
 _PNG = b"\x89PNG"
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --faint: #5f6670; --line: #d9dce1;
   --shade: #f4f5f7; --link: #0b5cad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181c; --faint: #9aa2ad;
@@ -59,7 +59,7 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
 @media (max-width: 30rem) { th, td { padding: .3rem .45rem; } tbody th { min-width: 7rem; } }
 """
 _SHADES = 8
-_STYLE += "".join(  # style attributes are forbidden by the page's own policy
+STYLE += "".join(  # style attributes are forbidden by the page's own policy
     f".right{i} {{ background: rgba(0, 114, 178, {0.55 * i / _SHADES:.3f}); }}\n"
     f".wrong{i} {{ background: rgba(213, 94, 0, {0.55 * i / _SHADES:.3f}); }}\n"
     for i in range(1, _SHADES + 1)
@@ -96,7 +96,7 @@ class Section:
 
 def page(title: str, sections: Sequence[Section]) -> str:
     """Return the whole page as text."""
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
     body = "\n".join(part for i, section in enumerate(sections) for part in _section(i, section))
     return f"""<!doctype html>
@@ -106,7 +106,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <main>
