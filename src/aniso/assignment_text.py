@@ -64,7 +64,7 @@ def parse_assignments(texts: Sequence[str]) -> list[Assignment]:
 
 
 def assignment_lines(lines: Iterable[str], name: str) -> list[str]:
-    """Return the assignments in a file, one per line; empty lines and those that begin with # are left out."""
+    """Return the assignments in a file, one per line, without empty lines and comments (#)."""
     out: list[str] = []
     for number, line in enumerate(lines, 1):
         if len(line) > _LONGEST or number > _MOST:

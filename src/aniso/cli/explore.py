@@ -11,9 +11,7 @@ from aniso.cli import checks, options, show
 
 
 def explore(
-    source: Annotated[
-        str, typer.Argument(help="The directory of a run, a file of coefficients, or a bank.")
-    ],
+    source: Annotated[str, typer.Argument(help="The directory of a run, a file of coefficients, or a bank.")],
     task: Annotated[
         str | None,
         typer.Option("--task", help="Predict its classes, and measure accuracy on its validation split."),
@@ -23,7 +21,9 @@ def explore(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", help="The base of the bank; of a run, if it was moved. Default for mini: mini."),
+        typer.Option(
+            "--base", help="The base of the bank; of a run, if it was moved. Default for mini: mini."
+        ),
     ] = None,
     classes: Annotated[
         list[str] | None,
@@ -38,7 +38,8 @@ def explore(
     ] = 128,
     data: options.DataRoot = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Directory for baked models; default: none are written.")
+        Path | None,
+        typer.Option("-o", "--out", help="Directory for baked models; default: none are written."),
     ] = None,
     device: options.Device = None,
     port: Annotated[

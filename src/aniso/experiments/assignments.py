@@ -52,7 +52,7 @@ def require_one_part(coefficients: Coefficients) -> None:
 
 
 def _chosen(bank: Bank, named: Sequence[str], start: Coefficients | None) -> Bank:
-    """Return the cells that get coefficients: those of the start, and all of vectors that it does not have."""
+    """Return the cells that get coefficients: those of the start, and all cells of other vectors."""
     if start is None:
         return bank.only(*named)
     kept = start.chosen(bank)

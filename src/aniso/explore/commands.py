@@ -44,8 +44,8 @@ class Recipe:
 def recipe_of(table: CoefficientTable, values: Tensor, start: Coefficients | None, alone: bool) -> Recipe:
     """Return the shorter recipe of a table: over zero, or over the start.
 
-    ``alone`` is False if the coefficients cannot be made without the start: it has a part of the bank's cells,
-    or a vector that the bank does not have.
+    ``alone`` is False if the coefficients cannot be made without the start: it has a part of the
+    bank's cells, or a vector that the bank does not have.
     """
     rows = {name: _row(table, values[i]) for i, name in enumerate(table.vectors)}
     constant = {name: min(row.values()) for name, row in rows.items() if len(set(row.values())) == 1}
@@ -93,10 +93,9 @@ def _changes(vector: str, row: _Row, before: _Row) -> Iterator[Assignment]:
 def _pattern(first: str, row: _Row, same: set[str]) -> str:
     """Return the widest pattern with a star at one end that covers a block, and only blocks of its number."""
     parts = first.split(".")
-    for length in range(1, len(parts)):
-        start, end = ".".join(parts[:length]) + ".", "." + ".".join(parts[-length:])
-        if all(name in same for name in row if name.startswith(start)):
-            return glob.escape(start) + "*"
-        if all(name in same for name in row if name.endswith(end)):
-            return "*" + glob.escape(end)
-    return glob.escape(first)
+    starts = [".".join(parts[:length]) + "." for length in range(1, len(parts))]
+    ends = ["." + ".".join(parts[-length:]) for length in range(1, len(parts))]
+    covered = [(glob.escape(text) + "*", {n for n in row if n.startswith(text)}) for text in starts]
+    covered += [("*" + glob.escape(text), {n for n in row if n.endswith(text)}) for text in ends]
+    fitting = [(len(names), pattern) for pattern, names in covered if names <= same]
+    return max(fitting, key=lambda found: found[0])[1] if fitting else glob.escape(first)

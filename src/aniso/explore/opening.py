@@ -18,7 +18,7 @@ from aniso.experiments.device import find_device
 from aniso.experiments.prediction.classifier import LoadedClassifier, load_classifier, load_task_of
 from aniso.experiments.prediction.inputs import find_inputs
 from aniso.experiments.prediction.model_files import ModelFiles, ModelOptions, find_model
-from aniso.experiments.prediction.tables import InputItem
+from aniso.experiments.prediction.tables import InputItem, ItemKind
 from aniso.experiments.run_files import COEFFICIENTS, SPEC, file_of, is_run
 from aniso.explore.desk import Desk, DeskFiles
 from aniso.explore.items import MOST
@@ -28,6 +28,7 @@ from aniso.models import base_weights
 from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
 from aniso.vectors.bundled import is_bundled
+from aniso.weights import Ref
 
 SHOWN = 6
 """Items of the task that are shown if no others are named."""
@@ -79,7 +80,9 @@ def open_desk(options: DeskOptions, progress: ProgressCallback | None = None) ->
         loaded = load_classifier(
             opened.model, options.data, device=find_device(options.device), progress=progress
         )
-        predictor, notes = _predictor(loaded, opened.model, bank, CoefficientTable.of(bank, families), options)
+        predictor, notes = _predictor(
+            loaded, opened.model, bank, CoefficientTable.of(bank, families), options
+        )
     partial = any(len(bank[name].blocks) < len(whole[name].blocks) for name in bank)
     return Desk(
         opened.title,
@@ -124,16 +127,14 @@ def _opened_run(path: Path, options: DeskOptions) -> _Opened:
     chosen = ModelOptions(
         str(path), options.base, None, options.bank, classes=options.classes, task=options.task
     )
+    model: ModelFiles | None = None
     try:
-        model: ModelFiles | None = find_model(chosen, _kind(options))
+        model = found = find_model(chosen, _kind(options))
     except UsageError as e:
         if e.code != "DATA-CLASS" or options.task or options.classes:
             raise
         # of several tasks none was named: the desk opens without predictions
-        model = None
-        found = find_model(replace(chosen, classes=("a", "b")), "images")
-    else:
-        found = model
+        found = find_model(replace(chosen, classes=("any", "other")), "images")
     bank, start, joined = _started(open_bank(found.bank or "", seed=found.seed), path / COEFFICIENTS)
     files = DeskFiles(found.bank or "", str(path), found.base, _weights(found.base), options.out)
     return _Opened(f"Run {path.resolve().name}", bank, files, start, model, joined)
@@ -152,17 +153,15 @@ def _model(options: DeskOptions, base: str | None, coefficients: Path | None) ->
         raise UsageError("USAGE", "predictions need the base of the bank", fix="--base BASE")
     # a head beside the base belongs to the base's features: class weights are used
     bank = options.bank if coefficients is not None else None
-    chosen = ModelOptions(
-        base, None, None, bank, coefficients, classes=options.classes, task=options.task
-    )
+    chosen = ModelOptions(base, None, None, bank, coefficients, classes=options.classes, task=options.task)
     return find_model(chosen, _kind(options))
 
 
-def _kind(options: DeskOptions) -> str:
+def _kind(options: DeskOptions) -> ItemKind:
     return find_inputs(options.items).kind if options.items else "images"
 
 
-def _weights(base: str | None) -> object:
+def _weights(base: str | None) -> Ref | None:
     return None if base is None else base_weights(base)
 
 

@@ -1,4 +1,4 @@
-"""The page of the desk: one document with its style and its module inside, which ask only their own server."""
+"""The page of the desk: one document with its style and module inside."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from aniso.models import Encoder
 from aniso.vectors import Bank
 
 CHUNK = 16
-"""Items of the sample in a forward pass. It is fixed, so that results do not depend on the machine's speed."""
+"""Items of the sample in a forward pass: fixed, so that results do not depend on the machine's speed."""
 _REMEMBERED = 32  # tables whose results are kept, for undo and for two tabs
 TOP = 3
 
@@ -156,6 +156,7 @@ class Predictor:
             self._known.popitem(last=False)
         return found
 
+    @torch.no_grad()
     def _set(self, values: Tensor) -> int:
         """Compose the weights; return how many blocks had to be composed again."""
         parameter = self.composition.values

@@ -87,7 +87,7 @@ class _Route:
     largest: int = _JSON
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """A request that is answered with a status and a sentence."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -188,14 +188,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer("POST")
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Requests are not logged: their addresses hold the token."""
 
     def _answer(self, method: str) -> None:
         try:
             route = self._checked(method)
             self._send(HTTPStatus.OK, route.run(self, self._body(route.largest)))
-        except _Refused as e:
+        except _RefusedError as e:
             self._send_error(e.status, {"error": "REFUSED", "message": e.message, "fix": ""})
         except AnisoError as e:
             found = {"error": e.code, "message": e.message, "fix": e.fix}
@@ -212,25 +212,25 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         if self.headers.get("Host", "") not in hosts:  # a foreign name that resolves to this machine
-            raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to 127.0.0.1 alone")
+            raise _RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to 127.0.0.1 alone")
         origin = self.headers.get("Origin")
         if origin is not None and origin not in {f"http://{host}" for host in hosts}:
-            raise _Refused(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
         address = urlsplit(self.path)
         route = _ROUTES.get(address.path)
         given = self.headers.get(TOKEN, "")
         if route is _ROUTES["/"]:
             given = (parse_qs(address.query).get("token") or [""])[0]
         elif self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise _Refused(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
-            raise _Refused(
+            raise _RefusedError(
                 HTTPStatus.FORBIDDEN, "wrong token: use the address that aniso explore printed"
             )
         if route is None:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
         if method != route.method:
-            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this address takes {route.method}")
+            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"this address takes {route.method}")
         return route
 
     def _body(self, largest: int) -> bytes:
@@ -238,15 +238,15 @@ class _Handler(BaseHTTPRequestHandler):
             return b""
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not length.isdecimal() or len(length) > 12:
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body is not known")
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "the length of the body is not known")
         if int(length) > largest:
             self.close_connection = True
-            raise _Refused(
+            raise _RefusedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{int(length):,} bytes: at most {largest:,} are read"
             )
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "the body is shorter than its length says")
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "the body is shorter than its length says")
         return body
 
     def _send_error(self, status: HTTPStatus, body: JsonObject) -> None:
@@ -273,7 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def predictor(self) -> Predictor:
         if self.desk.predictor is None:
-            raise _Refused(HTTPStatus.CONFLICT, "this desk has no model: start it with --task or --classes")
+            raise _RefusedError(
+                HTTPStatus.CONFLICT, "this desk has no model: start it with --task or --classes"
+            )
         return self.desk.predictor
 
     def page(self, body: bytes) -> _Answer:
@@ -342,4 +344,4 @@ def _read(kind: type[M], body: bytes) -> M:
         first = e.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         message = printable(f"{where}: {first['msg']}" if where else first["msg"])
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"the request cannot be read: {message}") from None
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the request cannot be read: {message}") from None

@@ -1,4 +1,4 @@
-"""The coefficients of a desk: one number for each vector and block, empty where a vector has no such block."""
+"""The coefficients of a desk: a number for each vector and block, none where a vector has no such block."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class CoefficientTable:
     @cached_property
     def blocks(self) -> tuple[BlockLabel, ...]:
         """The columns, from the input of the model to its output."""
-        return tuple(
-            BlockLabel(e.block.name, str(e.block.kind), e.block.depth) for e in self.index.blocks
-        )
+        return tuple(BlockLabel(e.block.name, str(e.block.kind), e.block.depth) for e in self.index.blocks)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
@@ -69,7 +67,7 @@ class CoefficientTable:
         return torch.where(self.exists, value, torch.nan)
 
     def read(self, rows: Rows) -> Tensor:
-        """Return the table that a page sent; raises unless it has a number for exactly the cells there are."""
+        """Return the table that a page sent; raises unless it has a number for every cell, and no other."""
         shape = (len(self.vectors), len(self.index.blocks))
         if len(rows) != shape[0] or any(len(row) != shape[1] for row in rows):
             found = f"{len(rows)} rows of {sorted({len(row) for row in rows})} numbers"
