@@ -986,6 +986,111 @@ export async function startDesk(root, source = new ServerSource()) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------ reports
+
+// The number that a cell begins with, or its text; a dash stands for nothing.
+export function sortKey(text) {
+  const plain = text.trim().replace(/\u2212/g, "-").replace(/,(?=\d{3})/g, "");
+  const number = /^[-+]?\d+(\.\d+)?(e[-+]?\d+)?(?=$|\s|%)/i.exec(plain);
+  if (number) return [0, Number(number[0])];
+  return plain === "" || plain === "\u2013" ? [2, 0] : [1, plain.toLowerCase()];
+}
+
+function compared(a, b) {
+  if (a[0] !== b[0]) return a[0] - b[0];
+  return a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0;
+}
+
+// Buttons in the header sort upwards, downwards, and back to the order of the report.
+function makeSortable(table) {
+  const body = table.tBodies[0];
+  const heads = [...(table.tHead?.rows[0]?.cells || [])];
+  if (!body || body.rows.length < 2) return;
+  const original = [...body.rows];
+  heads.forEach((head, column) => {
+    const text = head.textContent;
+    const act = () => {
+      const next = { none: "descending", descending: "ascending", ascending: "none" }[head.getAttribute("aria-sort") || "none"];
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      if (next !== "none") head.setAttribute("aria-sort", next);
+      const keys = new Map(original.map((row) => [row, sortKey(row.cells[column]?.textContent || "")]));
+      const rows = next === "none" ? original : original.slice().sort((one, two) => {
+        const [a, b] = [keys.get(one), keys.get(two)];
+        if ((a[0] === 2) !== (b[0] === 2)) return a[0] - b[0]; // what is missing stays last
+        return next === "ascending" ? compared(a, b) : compared(b, a);
+      });
+      body.append(...rows);
+    };
+    head.replaceChildren(element("button", { type: "button", class: "sort", title: "Sort by this column", onclick: act }, text || "\u00a0"));
+  });
+}
+
+// A heat map with values under the pointer takes the place of its picture.
+function showMap(holder) {
+  const { rows, columns, values } = JSON.parse(holder.textContent);
+  const figure = holder.closest("figure");
+  const root = element("div");
+  const picture = figure.querySelector("img");
+  figure.insertBefore(root, picture);
+  const map = new HeatMap(root, { rows, columns, values: values[""], label: picture.alt, rowHeight: rows.length > 12 ? 18 : 24 });
+  picture.hidden = true;
+  root.after(element("span", { class: "map" }, map.scale));
+  figure.addEventListener("seed", (event) => map.update(values[event.detail] || values[""]));
+}
+
+// Buttons above an experiment hide methods, and show one seed alone.
+function addToggles(sections) {
+  const [first] = sections;
+  const methods = JSON.parse(first.dataset.methods || "[]");
+  const hidden = new Set();
+  const apply = () => sections.forEach((section) => hideMethods(section, methods, hidden));
+  const bars = [];
+  if (methods.length > 1) {
+    const buttons = methods.map((name) => element("button", { type: "button", "aria-pressed": "true", onclick: (event) => {
+      if (!hidden.delete(name)) hidden.add(name);
+      event.target.setAttribute("aria-pressed", String(!hidden.has(name)));
+      apply();
+    } }, name));
+    bars.push(element("div", { class: "tools", role: "group", "aria-label": "Methods" }, element("span", {}, "Methods"), ...buttons));
+  }
+  const seeds = [...new Set(sections.flatMap((section) => [...section.querySelectorAll("[data-seed]")].map((e) => e.dataset.seed)))];
+  if (seeds.length > 1) {
+    const buttons = seeds.map((seed) => element("button", { type: "button", class: "pick", "aria-pressed": String(seed === ""), onclick: (event) => {
+      buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.target)));
+      for (const section of sections) {
+        const own = [...section.querySelectorAll(":scope > [data-seed]")];
+        const shown = own.find((e) => e.dataset.seed === seed) || own[0];
+        own.forEach((e) => { e.hidden = e !== shown; });
+        section.querySelectorAll("figure").forEach((figure) => figure.dispatchEvent(new CustomEvent("seed", { detail: seed })));
+      }
+    } }, seed === "" ? "all" : seed));
+    bars.push(element("div", { class: "tools", role: "group", "aria-label": "Seeds" }, element("span", {}, "Seeds"), ...buttons));
+  }
+  first.querySelector("h2").after(...bars);
+}
+
+function hideMethods(section, methods, hidden) {
+  if (section.dataset.method) section.hidden = hidden.has(section.dataset.method);
+  for (const table of section.querySelectorAll("table:not(.matrix)")) {
+    const heads = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+    for (const row of table.rows) {
+      [...row.cells].forEach((cell, c) => { if (c && methods.includes(heads[c])) cell.hidden = hidden.has(heads[c]); });
+    }
+    for (const row of table.tBodies[0].rows) row.hidden = hidden.has(row.cells[0].textContent.trim());
+  }
+}
+
+export function enhanceReport(root) {
+  root.querySelectorAll("table:not(.matrix)").forEach(makeSortable);
+  root.querySelectorAll("script[data-map]").forEach(showMap);
+  const experiments = new Map();
+  for (const section of root.querySelectorAll("section[data-experiment]")) {
+    const name = section.dataset.experiment;
+    experiments.set(name, [...(experiments.get(name) || []), section]);
+  }
+  experiments.forEach(addToggles);
+}
+
 // ------------------------------------------------------------------------------------------------ notebooks
 
 export default {
