@@ -41,8 +41,11 @@ PATTERNS = ("*.md", "docs/**/*.md", "experiments/*.md", "benchmarks/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 HOWTOS = sorted((ROOT / "docs/howto").glob("*.md"))
 METHODS = sorted((ROOT / "docs/methods").glob("*.md"))
-PARSED = ("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data")
-"""Commands that need data which are not ours to pass on, or write into the repository."""
+PARSED = (
+    *("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data"),
+    "aniso explore ",
+)
+"""Commands that need data which are not ours to pass on, write into the repository, or serve until stopped."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
 """Options that save time."""
 KNOWN = {"mermaid", "sh", "python", "text", "toml", "yaml", "json"}
@@ -164,6 +167,11 @@ def _export() -> Scope:
     library.Bank.build("BASE", {name: Path(name) for name in "ab"}, to="loras")
     language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
     return {"image": pictures.picture(0)}
+
+
+def _explore() -> Scope:
+    _photos()
+    return {}
 
 
 def _extend() -> Scope:
@@ -300,6 +308,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,
+    "docs/howto/explore.md": _explore,
     "docs/howto/export.md": _export,
     "docs/howto/extend.md": _extend,
     "docs/howto/heads.md": dict,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import shlex
+import sys
 from pathlib import Path
 
 import desks
@@ -21,6 +23,7 @@ from aniso.explore import Desk, DeskOptions, open_desk
 from aniso.explore.geometry import Geometry
 from aniso.explore.items import MOST
 from aniso.explore.table import CoefficientTable
+from aniso.explore.widget import desk_widget, reply
 from aniso.learn import evaluate
 from aniso.learn.analysis import cosine_similarity
 from aniso.learn.starts import least_squares
@@ -341,3 +344,38 @@ def test_the_command_reports_mistakes_before_it_serves(aniso, tmp_path, shelf):
     assert aniso("explore", tmp_path / "nothing").code == 3
     assert aniso("explore", shelf.bank, "--task", shelf.data / "photos").code == 2  # no base
     assert aniso("explore", shelf.bank, "--bank", shelf.bank).code == 2
+
+
+# notebooks
+
+
+def test_a_notebook_asks_with_the_same_requests(desk, shelf):
+    table = desks.constant(desk, cars=0.4)
+    found, files = reply(desk, {"id": 7, "path": "/measure", "body": {"values": table}})
+    assert found["id"] == 7 and found["answer"]["items"] == desk.measure(table)["items"] and files == []
+    assert reply(desk, {"id": 8, "path": "/desk", "body": None})[0]["answer"]["vectors"] == [*runs.VECTORS]
+    saved = reply(desk, {"id": 9, "path": "/save", "body": {"values": table}})
+    assert saved == ({"id": 9}, [desk.coefficients(table).to_bytes()])
+    fresh = desks.photo_desk(shelf)
+    image = {"name": "mine.png", "content": base64.b64encode(pictures.encoded(4)).decode()}
+    added = reply(fresh, {"id": 1, "path": "/items/image", "body": image})[0]["answer"]["items"]
+    assert added[-1]["name"] == "mine.png"
+    for path, body in (("/nothing", None), ("/measure", 3), ("/items/image", {**image, "content": "!"})):
+        assert reply(fresh, {"id": 2, "path": path, "body": body})[0]["problem"]
+    assert "no preset" in reply(fresh, {"id": 3, "path": "/preset", "body": {"name": "x"}})[0]["problem"]
+    assert reply(fresh, "nonsense")[0]["problem"]
+
+
+def test_the_widget_answers_messages(desk):
+    pytest.importorskip("anywidget", reason="needs anywidget: pip install 'aniso[notebook]'")
+    widget = desk_widget(desk)
+    sent: list[object] = []
+    widget.send = lambda content, buffers=None: sent.append(content)
+    widget._handle_custom_msg({"id": 1, "path": "/geometry", "body": None}, [])
+    assert sent[0]["id"] == 1 and "export default" in widget._esm
+
+
+def test_a_missing_anywidget_is_named(desk, monkeypatch, refused):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with refused("MODEL-LIBRARY", 2, "aniso[notebook]"):
+        desk_widget(desk)

@@ -9,30 +9,28 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Annotated, Any, TypeVar, final
+from typing import Any, final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from aniso.errors import AnisoError, printable
+from aniso.errors import AnisoError
 from aniso.explore.commands import COEFFICIENTS
 from aniso.explore.desk import Desk
 from aniso.explore.items import LARGEST_IMAGE
 from aniso.explore.page import desk_page
-from aniso.explore.predictor import Predictor
+from aniso.explore.requests import REQUESTS, InvalidRequestError, add_image
 from aniso.json_value import JsonObject
 
 HOST = "127.0.0.1"
 TOKEN = "X-Aniso-Token"
 _NAME = "X-Aniso-Name"
+_UPLOAD = "/items/image"
 MOST_CONNECTIONS = 16
 _TIMEOUT = 20.0  # seconds that a connection may be silent
-_JSON = 4 << 20  # bytes of a table: 24 vectors of 8,000 blocks
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -42,28 +40,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\ntoo many connections\n"
-M = TypeVar("M", bound=BaseModel)
-_Row = list[Annotated[float, Field(ge=-1e9, le=1e9)] | None]
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
-
-
-class _Values(_Request):
-    values: Annotated[list[_Row], Field(max_length=1 << 16)]
-
-
-class _Preset(_Request):
-    name: Annotated[str, Field(max_length=200)]
-
-
-class _Text(_Request):
-    text: Annotated[str, Field(max_length=1 << 20)]
-
-
-class _Number(_Request):
-    number: int
 
 
 @final
@@ -75,16 +51,6 @@ class _Answer:
     kind: str = "application/json"
     policy: str = "default-src 'none'"
     file: str = ""
-
-
-@final
-@dataclass(frozen=True)
-class _Route:
-    """What a path does with a body of at most so many bytes."""
-
-    run: Callable[[_Handler, bytes], _Answer]
-    method: str = "POST"
-    largest: int = _JSON
 
 
 class _RefusedError(Exception):
@@ -193,13 +159,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         try:
-            route = self._checked(method)
-            self._send(HTTPStatus.OK, route.run(self, self._body(route.largest)))
+            self._send(HTTPStatus.OK, self._run(method))
         except _RefusedError as e:
             self._send_error(e.status, {"error": "REFUSED", "message": e.message, "fix": ""})
+        except InvalidRequestError as e:
+            message = f"the request cannot be read: {e}"
+            self._send_error(HTTPStatus.BAD_REQUEST, {"error": "REFUSED", "message": message, "fix": ""})
         except AnisoError as e:
-            found = {"error": e.code, "message": e.message, "fix": e.fix}
-            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, dict(found))
+            found: JsonObject = {"error": e.code, "message": e.message, "fix": e.fix}
+            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, found)
         except OSError:
             raise
         except Exception:
@@ -207,8 +175,30 @@ class _Handler(BaseHTTPRequestHandler):
             body: JsonObject = {"error": "BUG", "message": "the server failed: see the terminal", "fix": ""}
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, body)
 
-    def _checked(self, method: str) -> _Route:
-        """Return the route of the request; raises unless it comes from our own page."""
+    def _run(self, method: str) -> _Answer:
+        self._require_own_host_and_origin()
+        address = urlsplit(self.path)
+        if address.path == "/":
+            self._require_token((parse_qs(address.query).get("token") or [""])[0])
+            _require_method(method, "GET")
+            text, policy = self.server.page
+            return _Answer(text.encode(), "text/html", policy)
+        if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
+        self._require_token(self.headers.get(TOKEN, ""))
+        kind = REQUESTS.get(address.path)
+        if kind is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
+        _require_method(method, "POST" if kind.largest else "GET")
+        if address.path == _UPLOAD:  # the file itself, not base64 in JSON
+            body = self._body(LARGEST_IMAGE)
+            return _json(add_image(self.server.desk, body, unquote(self.headers.get(_NAME, "image"))))
+        found = kind.run(self.server.desk, self._body(kind.largest) if kind.largest else b"")
+        if isinstance(found, bytes):
+            return _Answer(found, "application/octet-stream", file=COEFFICIENTS)
+        return _json(found)
+
+    def _require_own_host_and_origin(self) -> None:
         port = self.server.server_address[1]
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         if self.headers.get("Host", "") not in hosts:  # a foreign name that resolves to this machine
@@ -216,26 +206,13 @@ class _Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and origin not in {f"http://{host}" for host in hosts}:
             raise _RefusedError(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
-        address = urlsplit(self.path)
-        route = _ROUTES.get(address.path)
-        given = self.headers.get(TOKEN, "")
-        if route is _ROUTES["/"]:
-            given = (parse_qs(address.query).get("token") or [""])[0]
-        elif self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
+
+    def _require_token(self, given: str) -> None:
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
-            raise _RefusedError(
-                HTTPStatus.FORBIDDEN, "wrong token: use the address that aniso explore printed"
-            )
-        if route is None:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
-        if method != route.method:
-            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"this address takes {route.method}")
-        return route
+            message = "wrong token: use the address that aniso explore printed"
+            raise _RefusedError(HTTPStatus.FORBIDDEN, message)
 
     def _body(self, largest: int) -> bytes:
-        if self.command == "GET":
-            return b""
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not length.isdecimal() or len(length) > 12:
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "the length of the body is not known")
@@ -264,84 +241,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer.content)
 
-    # what the routes do
 
-    @property
-    def desk(self) -> Desk:
-        return self.server.desk
-
-    @property
-    def predictor(self) -> Predictor:
-        if self.desk.predictor is None:
-            raise _RefusedError(
-                HTTPStatus.CONFLICT, "this desk has no model: start it with --task or --classes"
-            )
-        return self.desk.predictor
-
-    def page(self, body: bytes) -> _Answer:
-        text, policy = self.server.page
-        return _Answer(text.encode(), "text/html", policy)
-
-    def describe(self, body: bytes) -> _Answer:
-        return _json(self.desk.describe())
-
-    def geometry(self, body: bytes) -> _Answer:
-        return _json(self.desk.geometry())
-
-    def preset(self, body: bytes) -> _Answer:
-        return _json({"values": self.desk.preset(_read(_Preset, body).name)})
-
-    def measure(self, body: bytes) -> _Answer:
-        return _json(self.desk.measure(_read(_Values, body).values))
-
-    def command_text(self, body: bytes) -> _Answer:
-        return _json(self.desk.command(_read(_Values, body).values))
-
-    def save(self, body: bytes) -> _Answer:
-        made = self.desk.coefficients(_read(_Values, body).values)
-        return _Answer(made.to_bytes(), "application/octet-stream", file=COEFFICIENTS)
-
-    def bake(self, body: bytes) -> _Answer:
-        return _json({"path": str(self.desk.bake(_read(_Values, body).values))})
-
-    def add_image(self, body: bytes) -> _Answer:
-        name = unquote(self.headers.get(_NAME, "image"))
-        self.predictor.items.add_image(body, name)
-        return _json({"items": self.desk.item_list()})
-
-    def add_text(self, body: bytes) -> _Answer:
-        self.predictor.items.add_text(_read(_Text, body).text)
-        return _json({"items": self.desk.item_list()})
-
-    def remove_item(self, body: bytes) -> _Answer:
-        self.predictor.items.remove(_read(_Number, body).number)
-        return _json({"items": self.desk.item_list()})
-
-
-_ROUTES = {
-    "/": _Route(_Handler.page, "GET"),
-    "/desk": _Route(_Handler.describe, "GET"),
-    "/geometry": _Route(_Handler.geometry, "GET"),
-    "/preset": _Route(_Handler.preset, largest=1 << 12),
-    "/measure": _Route(_Handler.measure),
-    "/command": _Route(_Handler.command_text),
-    "/save": _Route(_Handler.save),
-    "/bake": _Route(_Handler.bake),
-    "/items/image": _Route(_Handler.add_image, largest=LARGEST_IMAGE),
-    "/items/text": _Route(_Handler.add_text, largest=1 << 18),
-    "/items/remove": _Route(_Handler.remove_item, largest=1 << 10),
-}
+def _require_method(given: str, expected: str) -> None:
+    if given != expected:
+        raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"this address takes {expected}")
 
 
 def _json(value: JsonObject) -> _Answer:
     return _Answer(json.dumps(value, allow_nan=False).encode())
-
-
-def _read(kind: type[M], body: bytes) -> M:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        message = printable(f"{where}: {first['msg']}" if where else first["msg"])
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the request cannot be read: {message}") from None

@@ -17,12 +17,15 @@ from aniso.report.tables import Estimate, Table, shown
 _PNG = b"\x89PNG"
 _BOOT = "\nenhanceReport(document);\n"
 
-STYLE = """
+COLOURS = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --faint: #5f6670; --line: #d9dce1;
   --shade: #f4f5f7; --link: #0b5cad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181c; --faint: #9aa2ad;
   --line: #353a42; --shade: #1f2228; --link: #7db7f0; } }
-* { box-sizing: border-box; }
+"""
+STYLE = (
+    COLOURS
+    + """* { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
@@ -62,6 +65,7 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
   overflow-wrap: normal; }
 @media (max-width: 30rem) { th, td { padding: .3rem .45rem; } tbody th { min-width: 7rem; } }
 """
+)
 _SHADES = 8
 STYLE += "".join(  # style attributes are forbidden by the page's own policy
     f".right{i} {{ background: rgba(0, 114, 178, {0.55 * i / _SHADES:.3f}); }}\n"
