@@ -45,7 +45,7 @@ PARSED = (
     *("aniso run experiments/", "aniso report experiments/", "aniso paper run tab:addition --data"),
     "aniso explore ",
 )
-"""Commands that need data which are not ours to pass on, write into the repository, or serve until stopped."""
+"""Commands that need data which are not ours, write into the repository, or serve until they are stopped."""
 SHORT = {"fit": ("--epochs", "1", "--min-steps-per-epoch", "1"), "report": ("--no-figures",)}
 """Options that save time."""
 KNOWN = {"mermaid", "sh", "python", "text", "toml", "yaml", "json"}
