@@ -21,6 +21,7 @@ LEVELS = {
     "item_files": 0,
     "prediction_files": 1,
     "registry": 1,
+    "assignment_text": 1,
     "classes": 1,
     "coefficient_matrix": 1,
     "records": 2,
@@ -41,6 +42,7 @@ LEVELS = {
     "experiments": 6,
     "report": 6,
     "demo": 7,
+    "explore": 7,
     "cli": 8,
 }
 

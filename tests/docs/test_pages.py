@@ -48,9 +48,10 @@ HOWTOS = sorted((ROOT / "docs/howto").glob("*.md"))
 METHODS = sorted((ROOT / "docs/methods").glob("*.md"))
 PARSED = (
     *("aniso demo", "aniso run experiments/", "aniso report experiments/"),
-    "aniso paper run tab:addition --data",
+    *("aniso paper run tab:addition --data", "aniso explore "),
 )
-"""Commands that need data which are not ours to pass on, write into the repository, or have other tests."""
+"""Commands that need data which are not ours, write into the repository, serve until they are stopped, or have
+other tests."""
 SLOW = (
     *("aniso verify-removal without-digits", "aniso compare --model mini --bank mini --task demo-out"),
     *("aniso run SPEC.yaml --data DIR --claim", "aniso run SPEC.yaml --data DIR --shard"),
@@ -173,6 +174,11 @@ def _export() -> Scope:
     library.Bank.build("BASE", {name: Path(name) for name in "ab"}, to="loras")
     language.write_lines(Path("texts.jsonl"), [{"prompt": "the cat", "completion": " sat on a mat"}] * 3)
     return {"image": pictures.picture(0)}
+
+
+def _explore() -> Scope:
+    _photos()
+    return {}
 
 
 def _extend() -> Scope:
@@ -376,6 +382,7 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/analyse.md": _analyse,
     "docs/howto/banks.md": _banks,
     "docs/howto/compose.md": _compose,
+    "docs/howto/explore.md": _explore,
     "docs/howto/export.md": _export,
     "docs/howto/extend.md": _extend,
     "docs/howto/heads.md": dict,

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aniso.report import Record, Section, Table, bars, boxes, build, heat_map, page, read_records, table
+from aniso.report.page_module import module_source
 
 DASH = "\N{EN DASH}"
 HOSTILE = [
@@ -65,13 +66,19 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.attributes, self.links = set(), set(), []
+        self.tags, self.attributes, self.links, self.scripts = set(), set(), [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
         self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_data(self, data):
+        if self.cdata_elem == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
 
 
 OURS = {
@@ -90,7 +97,7 @@ OURS = {
         "img",
         "figcaption",
     ),
-    *("pre", "code"),
+    *("pre", "code", "script"),
 }
 
 
@@ -111,8 +118,13 @@ def require_harmless(text):
             "alt",
             "src",
             "width",
-        )
+        ),
+        *("type", "hidden", "data-experiment", "data-methods", "data-method", "data-seed", "data-map"),
     }
+    module = [content for attributes, content in seen.scripts if attributes["type"] == "module"]
+    assert module == [module_source() + "\nenhanceReport(document);\n"]
+    for attributes, content in seen.scripts[:-1]:
+        assert attributes["type"] == "application/json" and json.loads(content)
     assert all(re.fullmatch(r"#s\d+|data:image/(png|svg\+xml);base64,[\w+/=]+", link) for link in seen.links)
     assert "\x1b" not in text and "\x00" not in text and "\u202e" not in text
 
@@ -216,13 +228,15 @@ def test_csv_cells_hold_no_control_characters(name):
     assert "a\\x1b]0;title\\x07\\x9bb" in made
 
 
-def test_the_page_allows_its_own_style_and_nothing_else():
+def test_the_page_allows_its_own_style_and_module_and_nothing_else():
     text = page("t", [Section("s", ("p",))])
-    style = re.search(r"<style>(.*)</style>", text, re.S)[1]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
-    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
-    assert "<script" not in text and "http:" not in text and "https:" not in text and "url(" not in text
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.S)
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', text, re.S)
+    hashes = [base64.b64encode(hashlib.sha256(own.encode()).digest()).decode() for own in (style, script)]
+    policy = "default-src 'none'; img-src data:; style-src 'sha256-{}'; script-src 'sha256-{}'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy.format(*hashes)}">' in text
+    assert text.count("<script") == 1 and "eval(" not in script and "innerHTML" not in script
+    assert "http:" not in text and "https:" not in text and "url(" not in text
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

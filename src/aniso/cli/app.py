@@ -19,6 +19,7 @@ from aniso.cli import (
     doctor,
     evaluate,
     explain,
+    explore,
     inspect,
     ls,
     paper,
@@ -74,6 +75,7 @@ app.add_typer(
     name="fit",
     no_args_is_help=True,
 )
+app.command("explore")(explore.explore)
 app.command("compare")(compare.compare)
 app.command("select")(select.select)
 app.add_typer(

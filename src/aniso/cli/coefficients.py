@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,19 @@ def make(
     bank: options.Bank,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")],
     values: Annotated[
-        list[str] | None, typer.Argument(help="VECTOR=NUMBER, for example cars=0.4 mnist=-1.")
+        list[str] | None,
+        typer.Argument(
+            help="VECTOR=NUMBER, for example cars=0.4 mnist=-1, or VECTOR/BLOCKS=NUMBER for its blocks whose "
+            "names match a pattern: 'cars/*.attn.*=0.2'. Later ones win."
+        ),
+    ] = None,
+    values_file: Annotated[
+        str | None,
+        typer.Option("--values", help="Read them from a file, one per line; - is standard input."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Change these coefficients, a file or a run; default: zero."),
     ] = None,
     mergekit: Annotated[
         Path | None, typer.Option("--mergekit", help="Take the weights of a mergekit file instead.")
@@ -34,33 +46,42 @@ def make(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write coefficients by hand, one for each vector, or from the weights of a mergekit file."""
-    if (not values) == (mergekit is None):
+    """Write coefficients by hand, for vectors or blocks, or from the weights of a mergekit file."""
+    by_hand = bool(values) or values_file is not None or start is not None
+    if by_hand == (mergekit is not None):
         raise UsageError("USAGE", "give VECTOR=NUMBER or --mergekit, and only one of them", fix="cars=0.4")
     if vector and mergekit is None:
         raise UsageError("USAGE", "--vector applies to --mergekit only", fix="leave out --vector")
     if mergekit is not None:
         _make_from_mergekit(mergekit, bank, _pairs(vector), out, overwrite, json)
         return
-    numbers: dict[str, float] = {}
-    for item in values or ():
-        name, number = _number(item)
-        if name in numbers:
-            raise UsageError(
-                "USAGE", f"vector '{printable(name)}' is given twice", fix="name each vector once"
-            )
-        numbers[name] = number
+    from aniso.assignment_text import parse_assignments
+
+    assignments = parse_assignments([*_lines(values_file), *(values or ())])
+    checks.existing_file(start)
     checks.existing_bank(bank)
-    import torch
+    from aniso.experiments.assignments import assigned_coefficients
+    from aniso.experiments.banks import load_coefficients
 
-    from aniso.compose import Coefficients, Partition
-
-    chosen = options.open_bank(bank).only(*numbers)
-    zeros = Coefficients.zeros(chosen, Partition.whole())
-    ordered = torch.tensor([numbers[name] for name in zeros.vectors])
-    made = Coefficients(zeros.index, ordered, zeros.provenance)
+    opened, given = options.open_bank(bank), None
+    if start is not None:
+        opened, given = load_coefficients(opened, start)
+    made = assigned_coefficients(opened, assignments, given)
     made.save(out, overwrite=overwrite)
     _report(made, json)
+
+
+def _lines(name: str | None) -> list[str]:
+    """Assignments in a file, or on standard input."""
+    from aniso.assignment_text import assignment_lines
+
+    if name is None:
+        return []
+    if name == "-":
+        return assignment_lines(sys.stdin, "standard input")
+    checks.existing_file(Path(name))
+    with Path(name).open(encoding="utf-8", errors="replace") as file:
+        return assignment_lines(file, name)
 
 
 @app.command()
@@ -149,18 +170,6 @@ def _draw(found: Coefficients, figure: Path, overwrite: bool) -> None:
     analysis_output.write_figure(
         figure, overwrite, lambda kind: heat_map(matrix, found.vectors, columns, kind=kind)
     )
-
-
-def _number(item: str) -> tuple[str, float]:
-    name, equals, number = item.rpartition("=")
-    try:
-        if not (name and equals and math.isfinite(float(number))):
-            raise ValueError
-        return name, float(number)
-    except ValueError:
-        raise UsageError(
-            "USAGE", f"invalid coefficient '{printable(item)}'", fix="write VECTOR=NUMBER"
-        ) from None
 
 
 def _report(made: Coefficients, json: bool) -> None:

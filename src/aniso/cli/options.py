@@ -79,14 +79,9 @@ def open_bank(name: str | Path, base: Ref | None = None) -> BankType:
 
 def base_files(name: str) -> Ref:
     """Return the weights of a base: a path, mini, or open_clip's NAME:TAG such as ViT-B-32:openai."""
-    from aniso.models import load_model, mini_directory, open_clip
+    from aniso.models import base_weights
 
-    if Path(name).exists():
-        return name
-    architecture, colon, tag = name.partition(":")
-    if colon and open_clip.is_name(architecture):
-        return load_model(architecture, tag)
-    return str(mini_directory()) if name == "mini" else name
+    return base_weights(name)
 
 
 def dtype(name: str | None) -> torch.dtype | None:

@@ -115,3 +115,19 @@ class CroppedImages(Images):
                 fix="replace the file, or leave it out with --on-bad-image skip",
             )
         return whole.crop((left, top, right, bottom))
+
+
+@final
+class EncodedImages(Images):
+    """Encoded images in memory, such as uploaded files."""
+
+    def __init__(self, contents: Sequence[bytes], ids: Sequence[str]) -> None:
+        self._contents = tuple(contents)
+        self._ids = tuple(ids)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def content(self, index: int) -> bytes:
+        return self._contents[index]

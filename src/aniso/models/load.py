@@ -87,6 +87,16 @@ def mini_directory() -> Path:
     return Path(str(resources.files("aniso.models") / MINI))
 
 
+def base_weights(name: str) -> Ref:
+    """Return the weights of a base: a path, mini, or open_clip's NAME:TAG such as ViT-B-32:openai."""
+    if Path(name).exists():
+        return name
+    architecture, colon, tag = name.partition(":")
+    if colon and open_clip.is_name(architecture):
+        return load_model(architecture, tag)
+    return str(mini_directory()) if name == MINI else name
+
+
 def list_models() -> tuple[str, ...]:
     """Return the names that ``load_model`` takes: ``mini``, and open_clip's architectures if installed."""
     return (MINI, *open_clip.names())

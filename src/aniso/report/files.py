@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from aniso.report.accuracy import details, table
 from aniso.report.budgets import budgets
 from aniso.report.complementarity import gains
 from aniso.report.figures import FIGURES, Kind, bars, find_figure, pareto, plan_figure
+from aniso.report.figures.canvas import HeatMapData
 from aniso.report.groups import experiments, mixed
 from aniso.report.html_page import Section, page
 from aniso.report.layouts import layout_for
@@ -31,6 +32,7 @@ from aniso.report.rows import results
 from aniso.report.tables import Table, markdown_text
 
 T = TypeVar("T")
+_MOST_SEEDS = 10  # each adds its tables to the page
 _MAIN = ("few-shot-curves", "data-share-curves")  # figures that stand beside the table of their experiment
 
 
@@ -42,6 +44,8 @@ class _Figure:
     caption: str
     draw: Callable[[Kind], bytes]
     heading: str = ""  # for figures with a section of their own
+    method: str = ""  # for figures of one method
+    data: HeatMapData | None = None
 
 
 def build(
@@ -141,13 +145,29 @@ def _experiment(
         files[f"{kind}-{slug}.csv"] = made.csv().encode()
     pending = list(_figures(slug, found, records)) if figures else []
     main = [figure for figure in pending if not figure.heading]
-    yield _part(found.name, main[:1], files, tables["table"])
-    yield _part(f"{found.name}: by task", main[1:], files, tables["details"])
-    for kind in [kind for kind in tables if kind in more]:
-        yield _part(tables[kind].title, [], files, tables[kind])
-    for figure in pending:
-        if figure not in main:
-            yield _part(figure.heading, [figure], files)
+    names = tuple(row.name for row in found.rows)
+    by_seed = _by_seed(found, records)
+    parts = [
+        (_part(found.name, main[:1], files, tables["table"]), by_seed(table)),
+        (_part(f"{found.name}: by task", main[1:], files, tables["details"]), by_seed(details)),
+    ]
+    parts += [(_part(made.title, [], files, made), {}) for kind, made in tables.items() if kind in more]
+    parts += [(_part(figure.heading, [figure], files), {}) for figure in pending if figure not in main]
+    for (section, markdown), seeds in parts:
+        yield replace(section, experiment=slug, methods=names, by_seed=seeds), markdown
+
+
+def _by_seed(
+    found: Results, records: Sequence[Record]
+) -> Callable[[Callable[[Sequence[Record]], Table]], dict[int, Table]]:
+    """Return a function that makes a table for each seed alone; methods without seeds are in all of them."""
+    seeds = found.seeds if 1 < len(found.seeds) <= _MOST_SEEDS else ()
+    everywhere = {record.id for row in found.rows if row.seedless for record in row.records}
+
+    def tables(make: Callable[[Sequence[Record]], Table]) -> dict[int, Table]:
+        return {s: make([r for r in records if r.seed == s or r.id in everywhere]) for s in seeds}
+
+    return tables
 
 
 def _part(
@@ -163,7 +183,9 @@ def _part(
         markdown += [f"![{markdown_text(figure.caption)}]({figure.name}.png)", ""]
     if shown:
         markdown.append(shown.markdown())
-    return Section(heading, table=shown, figures=tuple(figures)), "\n".join(markdown)
+    method, data = (pending[0].method, pending[0].data) if pending else ("", None)
+    section = Section(heading, table=shown, figures=tuple(figures), method=method, map_data=data)
+    return section, "\n".join(markdown)
 
 
 def _figures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[_Figure]:
@@ -172,30 +194,29 @@ def _figures(slug: str, found: Results, records: Sequence[Record]) -> Iterator[_
     if layout.figure == "target-control":
         caption = "Means over targets, standard errors over seeds"
         yield _Figure(f"negation-{slug}", caption, lambda kind: pareto(records, kind=kind))
-    named = [_Figure(*own) for name in FIGURES for own in _named_figure(name, slug, found, records)]
+    named = [figure for name in FIGURES for figure in _named_figure(name, slug, found, records)]
     yield from (figure for figure in named if not figure.heading)
     if shown := layout.bars(found.columns):
         yield _bars(slug, found, *shown)
     yield from (figure for figure in named if figure.heading)
 
 
-def _named_figure(
-    name: str, slug: str, found: Results, records: Sequence[Record]
-) -> Iterator[tuple[str, str, Callable[[Kind], bytes], str]]:
-    """Yield file name, caption, drawing and heading of a figure, for every method where it is by method."""
+def _named_figure(name: str, slug: str, found: Results, records: Sequence[Record]) -> Iterator[_Figure]:
+    """Yield a figure, or one for every method."""
     wanted = find_figure(name)
     title = f"{found.name}: {wanted.description[0].lower()}{wanted.description[1:]}"
     if not wanted.by_method:
         plot = wanted.plan(records)
         if plot:
-            yield f"{name}-{slug}", plot.caption, plot.draw, "" if name in _MAIN else title
+            heading = "" if name in _MAIN else title
+            yield _Figure(f"{name}-{slug}", plot.caption, plot.draw, heading, data=plot.data)
         return
     taken: set[str] = set()
     for row in found.rows:
         plot = wanted.plan(row.records)
         if plot:
             file = _free(f"{name}-{slug}-{_plain(row.name) or 'method'}", taken)
-            yield file, plot.caption, plot.draw, f"{title}: {row.name}"
+            yield _Figure(file, plot.caption, plot.draw, f"{title}: {row.name}", row.name, plot.data)
 
 
 def _bars(slug: str, found: Results, column: Column, name: str) -> _Figure:

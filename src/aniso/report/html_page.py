@@ -1,24 +1,31 @@
-"""One HTML file that needs nothing else: no script, no network, every name shown as plain text."""
+"""One HTML file that needs nothing else: no network, names as plain text, no script but aniso's own."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aniso.errors import printable
+from aniso.report.figures.canvas import HeatMapData
+from aniso.report.page_module import desk_style, hash_source, module_source
 from aniso.report.tables import Estimate, Table, shown
 
 _PNG = b"\x89PNG"
+_BOOT = "\nenhanceReport(document);\n"
 
-_STYLE = """
+COLOURS = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --faint: #5f6670; --line: #d9dce1;
   --shade: #f4f5f7; --link: #0b5cad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181c; --faint: #9aa2ad;
   --line: #353a42; --shade: #1f2228; --link: #7db7f0; } }
-* { box-sizing: border-box; }
+"""
+STYLE = (
+    COLOURS
+    + """* { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
@@ -58,8 +65,9 @@ pre { background: var(--shade); border-radius: 6px; padding: .75rem 1rem; overfl
   overflow-wrap: normal; }
 @media (max-width: 30rem) { th, td { padding: .3rem .45rem; } tbody th { min-width: 7rem; } }
 """
+)
 _SHADES = 8
-_STYLE += "".join(  # style attributes are forbidden by the page's own policy
+STYLE += "".join(  # style attributes are forbidden by the page's own policy
     f".right{i} {{ background: rgba(0, 114, 178, {0.55 * i / _SHADES:.3f}); }}\n"
     f".wrong{i} {{ background: rgba(213, 94, 0, {0.55 * i / _SHADES:.3f}); }}\n"
     for i in range(1, _SHADES + 1)
@@ -92,12 +100,24 @@ class Section:
     gallery: tuple[GalleryItem, ...] = ()
     is_matrix: bool = False
     """True if the table has a row and a column for every class, which are numbered and shaded."""
+    experiment: str = ""
+    """Sections of one experiment share their toggles."""
+    methods: tuple[str, ...] = ()
+    """Methods of the experiment that can be hidden; rows and columns of tables have their names."""
+    method: str = ""
+    """The method that the whole section is about."""
+    by_seed: Mapping[int, Table] = field(default_factory=dict)
+    """The table again for each seed alone; the page's toggles show one of them in its place."""
+    map_data: HeatMapData | None = None
+    """The numbers of the first figure, if that is a heat map."""
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
     """Return the whole page as text."""
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    style, script = STYLE + desk_style(), module_source() + _BOOT
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {hash_source(style)}; script-src {hash_source(script)}"
+    )
     body = "\n".join(part for i, section in enumerate(sections) for part in _section(i, section))
     return f"""<!doctype html>
 <html lang="en">
@@ -106,7 +126,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title>
-<style>{_STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 <main>
@@ -114,6 +134,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 {_contents(sections)}
 {body}
 </main>
+<script type="module">{script}</script>
 </body>
 </html>
 """
@@ -132,11 +153,19 @@ def _contents(sections: Sequence[Section]) -> str:
 
 
 def _section(number: int, section: Section) -> Iterator[str]:
-    yield f'<section id="s{number}">\n<h2>{_text(section.heading)}</h2>'
+    yield f'<section id="s{number}"{_attributes(section)}>\n<h2>{_text(section.heading)}</h2>'
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
     if section.table is not None:
+        yield '<div data-seed="">'
         yield from _matrix(section.table) if section.is_matrix else _table(section.table, section.heading)
-    yield from (_figure(image, caption or section.heading, caption) for image, caption in section.figures)
+        yield "</div>"
+    for seed, table in section.by_seed.items():
+        yield f'<div data-seed="{seed}" hidden>'
+        yield from _table(table, section.heading)
+        yield "</div>"
+    for i, (image, caption) in enumerate(section.figures):
+        data = section.map_data if i == 0 else None
+        yield _figure(image, caption or section.heading, caption, data)
     if section.gallery:
         yield f'<div class="gallery">{"".join(map(_gallery_item, section.gallery))}</div>'
     if section.commands:
@@ -145,13 +174,34 @@ def _section(number: int, section: Section) -> Iterator[str]:
     yield "</section>"
 
 
-def _figure(image: bytes, alternative: str, caption: str) -> str:
+def _attributes(section: Section) -> str:
+    """Return what toggles of methods and seeds need to know about a section."""
+    words = {"experiment": section.experiment, "method": section.method}
+    if section.methods:
+        words["methods"] = json.dumps(section.methods)
+    return "".join(f' data-{name}="{_text(value)}"' for name, value in words.items() if value)
+
+
+def _map_json(data: HeatMapData) -> str:
+    """Return the numbers of a heat map with four digits; no markup can end the element that holds them."""
+    values = {
+        name: [[None if x != x else float(f"{x:.4g}") for x in row] for row in rows]
+        for name, rows in data.values.items()
+    }
+    columns = [{"label": label, "kind": b.kind, "depth": b.depth} for label, b in data.columns]
+    content = {"rows": data.rows, "columns": columns, "values": values}
+    text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" data-map>{text}</script>'
+
+
+def _figure(image: bytes, alternative: str, caption: str, data: HeatMapData | None = None) -> str:
     png = image.startswith(_PNG)
     kind, width = ("png", f' width="{_pixels(image) // 2}"') if png else ("svg+xml", "")
-    data = base64.b64encode(image).decode()
+    encoded = base64.b64encode(_reduced(image) if png else image).decode()
     below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
-    source = f"data:image/{kind};base64,{data}"
-    return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}</figure>'
+    source = f"data:image/{kind};base64,{encoded}"
+    numbers = _map_json(data) if data is not None else ""
+    return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}{numbers}</figure>'
 
 
 def _gallery_item(item: GalleryItem) -> str:
@@ -162,6 +212,17 @@ def _gallery_item(item: GalleryItem) -> str:
     data = base64.b64encode(item.content).decode()
     alternative = _text(item.caption)
     return f'<figure><img alt="{alternative}" src="data:image/jpeg;base64,{data}">{caption}</figure>'
+
+
+def _reduced(png: bytes) -> bytes:
+    """Return a PNG with a palette of 256 colours, a third of the bytes: a page holds many figures."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        plain = image.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        plain.save(out, "PNG", optimize=True)
+    return min(out.getvalue(), png, key=len)
 
 
 def _pixels(png: bytes) -> int:

@@ -88,20 +88,21 @@ def _classes(
     if files.classes is not None:
         return files.classes.names, files.classes
     if files.task is not None and (files.head is None or not files.is_run):
-        task = _task(files.task, files, data, progress, files.prompts)
+        task = load_task_of(files.task, files, data, progress, files.prompts)
         return task.classes.names, task.classes
     if encoder.family.own_classes and not encoder.has_text:
         return encoder.family.own_classes, ClassList(encoder.family.own_classes)
     return None, None
 
 
-def _task(
+def load_task_of(
     name: str,
     files: ModelFiles,
     data: Path | None,
-    progress: ProgressCallback | None,
+    progress: ProgressCallback | None = None,
     prompts: tuple[str, ...] = (),
 ) -> Task:
+    """Load a task with the split seed of a run; ``./`` means below the data directory."""
     ref = str(data / name[2:]) if name.startswith("./") and data is not None else name
     return load_task(ref, data, prompts=prompts, seed=files.split_seed, progress=progress)
 
@@ -123,7 +124,7 @@ def calibrated(
         return Calibration(reason="no validation data are known")
     name = task or files.validation_task or ""
     try:
-        split = _task(name, files, data, progress).split("val")
+        split = load_task_of(name, files, data, progress).split("val")
     except AnisoError as e:
         if task is not None:
             raise

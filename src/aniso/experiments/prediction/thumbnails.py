@@ -38,7 +38,7 @@ def error_items(
     for name in ids:
         if name in place:
             try:
-                found[name] = _small(split.open(place[name]))
+                found[name] = small_item(split.open(place[name]))
             except AnisoError:
                 continue
     return found, ""
@@ -58,7 +58,8 @@ def _test_split(run: Path, task: str, data: Path | None) -> Labelled | None:
     return None
 
 
-def _small(item: Image.Image | str) -> bytes | str:
+def small_item(item: Image.Image | str) -> bytes | str:
+    """Return an image as a JPEG of at most 96 pixels a side, or the first 300 letters of a text."""
     if isinstance(item, str):
         return item if len(item) <= _LETTERS else f"{item[: _LETTERS - 1]}…"
     item.thumbnail((SIDE, SIDE))

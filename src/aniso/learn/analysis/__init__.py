@@ -18,12 +18,14 @@ from aniso.learn.analysis.measures import (
 )
 from aniso.learn.analysis.pairwise_error import disentanglement, disentanglement_matrix, only
 from aniso.learn.analysis.significance import Significance, vector_significance
-from aniso.learn.analysis.similarity import Similarity, cosine_similarity
+from aniso.learn.analysis.similarity import Similarity, block_products, cosine_similarity, cosines
 
 __all__ = [
     "LabelledMatrix",
     "Similarity",
     "cosine_similarity",
+    "cosines",
+    "block_products",
     "disentanglement",
     "disentanglement_matrix",
     "only",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aniso.learn.analysis.matrix import LabelledMatrix, Value
-from aniso.vectors import Bank
+from aniso.vectors import Bank, Block
 from aniso.vectors.delta import Delta, LowRank
 from aniso.weights.files import Progress
 
@@ -35,22 +35,40 @@ def cosine_similarity(bank: Bank, *, progress: Progress | None = None) -> Simila
 
     The bank is read once, one block at a time; ``progress`` is called with the bytes of each block.
     """
-    position = {name: i for i, name in enumerate(bank)}
     products: dict[str, Tensor] = {}
+    for block, own in block_products(bank, progress=progress):
+        total = products.setdefault(str(block.kind), torch.zeros_like(own))
+        total += own
+    whole = sum(products.values(), torch.zeros(len(bank), len(bank), dtype=torch.float64))
+    return Similarity(
+        cosines(bank.names, whole),
+        {kind: cosines(bank.names, own) for kind, own in products.items()},
+    )
+
+
+def block_products(bank: Bank, *, progress: Progress | None = None) -> Iterator[tuple[Block, Tensor]]:
+    """Yield every block with <tau_i, tau_j> of all pairs of vectors in it; 0 where one has no such block."""
+    position = {name: i for i, name in enumerate(bank)}
     for block in bank.layout.blocks:
         deltas = bank.read_block(block.name, exact=False)
         if deltas:
-            kind = str(block.kind)
-            total = products.setdefault(kind, torch.zeros(len(bank), len(bank), dtype=torch.float64))
+            own = torch.zeros(len(bank), len(bank), dtype=torch.float64)
             at = torch.tensor([position[name] for name in deltas])
-            total[at[:, None], at] += _inner_products(list(deltas.values()))
+            own[at[:, None], at] = _inner_products(list(deltas.values()))
+            yield block, own
         if progress:
             progress(bank.block_bytes(block.name))
-    whole = sum(products.values(), torch.zeros(len(bank), len(bank), dtype=torch.float64))
-    return Similarity(
-        _cosines(bank.names, whole),
-        {kind: _cosines(bank.names, own) for kind, own in products.items()},
-    )
+
+
+def cosines(names: Sequence[str], products: Tensor) -> LabelledMatrix:
+    """Return cosines from the inner products of all pairs; None where a vector is zero."""
+    norms = products.diagonal().clamp(min=0).sqrt()
+    scales = torch.outer(norms, norms)
+    values = (products / scales).clamp(-1, 1)  # rounding may carry a perfect match a hair over one
+    cells: list[tuple[Value, ...]] = []
+    for row, scale in zip(values.tolist(), scales.tolist(), strict=True):
+        cells.append(tuple(x if s > 0 else None for x, s in zip(row, scale, strict=True)))
+    return LabelledMatrix(tuple(names), tuple(names), tuple(cells))
 
 
 def _inner_products(deltas: Sequence[Delta]) -> Tensor:
@@ -88,13 +106,3 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
         piece = slice(start, start + _CHUNK)
         out += left[:, piece].double() @ right[:, piece].double().T
     return out
-
-
-def _cosines(names: Sequence[str], products: Tensor) -> LabelledMatrix:
-    norms = products.diagonal().clamp(min=0).sqrt()
-    scales = torch.outer(norms, norms)
-    values = (products / scales).clamp(-1, 1)  # rounding may carry a perfect match a hair over one
-    cells: list[tuple[Value, ...]] = []
-    for row, scale in zip(values.tolist(), scales.tolist(), strict=True):
-        cells.append(tuple(x if s > 0 else None for x, s in zip(row, scale, strict=True)))
-    return LabelledMatrix(tuple(names), tuple(names), tuple(cells))

@@ -6,13 +6,14 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from aniso.coefficient_matrix import BlockLabel
 from aniso.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -57,11 +58,25 @@ _STYLE: dict[str, object] = {
 
 @final
 @dataclass(frozen=True)
+class HeatMapData:
+    """The numbers of a heat map, as a mean and, of several seeds, by seed; NaN where there is no cell."""
+
+    rows: tuple[str, ...]
+    columns: tuple[tuple[str, BlockLabel], ...]
+    """The label and the block of every column."""
+    values: Mapping[str, Sequence[Sequence[float]]]
+    """Rows of numbers by what they are of: all runs, or those of a seed."""
+
+
+@final
+@dataclass(frozen=True)
 class Plot:
     """A figure that has not been drawn yet, and its caption."""
 
     caption: str
     draw: Callable[[Kind], bytes]
+    data: HeatMapData | None = None
+    """The numbers of a heat map, for pages that show them."""
 
 
 class Canvas:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aniso.coefficient_matrix import BlockLabel
 from aniso.records import Record
-from aniso.report.figures.canvas import Kind, Plot
+from aniso.report.figures.canvas import HeatMapData, Kind, Plot
 from aniso.report.figures.coefficient_runs import (
     MeanCoefficients,
     block_in_layer,
@@ -22,6 +22,7 @@ from aniso.report.figures.coefficient_runs import (
 )
 from aniso.report.figures.coefficients import box_panels, heat_map
 
+_MOST_NUMBERS = 50_000  # of a heat map on a page, about 300 kB: 21 vectors, 152 blocks and 14 seeds
 _PANELS = 5  # data sets beside the panel of all
 _Boxes = dict[str, list[float]]
 
@@ -39,7 +40,22 @@ def plan_heat_map(records: Sequence[Record]) -> Plot | None:
         return heat_map(mean.rows(), mean.vectors, columns, title, kind=kind)
 
     caption = "Coefficients, vectors by blocks from input to output; grey cells do not exist"
-    return Plot(caption, draw)
+    return Plot(caption, draw, _heat_map_data(mean, columns, runs))
+
+
+def _heat_map_data(
+    mean: MeanCoefficients, columns: Sequence[str], runs: Sequence[Record]
+) -> HeatMapData | None:
+    """Return the numbers of the mean and, if there are several seeds, of every seed; None if too many."""
+    cells = len(mean.vectors) * len(mean.blocks)
+    if cells > _MOST_NUMBERS:
+        return None
+    values = {"": mean.rows()}
+    seeds = sorted({record.seed for record in runs})
+    for seed in seeds if 1 < len(seeds) < _MOST_NUMBERS // cells else ():
+        own = MeanCoefficients.of([record for record in runs if record.seed == seed])
+        values[str(seed)] = MeanCoefficients(mean.vectors, mean.blocks, own.cells).rows()
+    return HeatMapData(mean.vectors, tuple(zip(columns, mean.blocks, strict=True)), values)
 
 
 def block_label(block: BlockLabel) -> str:
