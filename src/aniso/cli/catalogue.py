@@ -31,10 +31,10 @@ def catalogue(
     from aniso.cli import select_inputs
     from aniso.vectors import AdapterStores, BlockSource, Catalogue, refresh_catalogue
 
+    stores = AdapterStores(addresses, connections=connections)
     known = Catalogue.load(out) if out.exists() else None
     inputs = select_inputs.texts if texts else select_inputs.images
     base = BlockSource.of(inputs(model, None).model.weight_source())
-    stores = AdapterStores(addresses, connections=connections)
     with show.item_progress() as progress:
         found = refresh_catalogue(base, stores, known, progress=progress)
     found.save(out)

@@ -12,6 +12,7 @@ from aniso.cli import checks, options, select_inputs, select_many, show
 from aniso.cli.select_output import print_choice
 from aniso.errors import UsageError
 from aniso.registry import SELECTION_RULES
+from aniso.sizes import Budget
 
 if TYPE_CHECKING:
     from aniso.models import Wrapped
@@ -87,9 +88,6 @@ def select(
     json: show.Json = False,
 ) -> None:
     """Select the vectors that help a task most, from a bank or from a directory of adapters."""
-    from aniso.learn.selection import Budget, GradientCache, SelectionInputs, new_selection_rule
-    from aniso.vectors.bank_output import require_writable
-
     many = select_many.Options(
         tuple(shelf or ()),
         catalogue,
@@ -104,11 +102,13 @@ def select(
     elif shard is None:
         raise UsageError("USAGE", "--budget is missing", fix="--budget 20")
     SELECTION_RULES.require(strategy, option="--strategy")
-    _require_one_source(bank, many.addresses, strategy)
     _require_one_kind(task, texts, shots, length)
-    many.check(
-        strategy, has_task=task is not None or texts is not None, local_options=gradients or skip_unfit
-    )
+    many.check(local_options=gradients or skip_unfit)
+    _require_one_source(bank, many.addresses, strategy)
+    many.check_rule(strategy, has_task=task is not None or texts is not None)
+    from aniso.learn.selection import GradientCache, SelectionInputs, new_selection_rule
+    from aniso.vectors.bank_output import require_writable
+
     if out is not None:
         require_writable(out, storage=storage or "fp32", overwrite=overwrite)
 

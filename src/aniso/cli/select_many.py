@@ -55,7 +55,7 @@ class Options:
         remote = any(map(is_remote, self.addresses))
         return remote or len(self.addresses) > 1 or self.catalogue is not None or self.scores is not None
 
-    def check(self, strategy: str, *, has_task: bool, local_options: object) -> None:
+    def check(self, *, local_options: object) -> None:
         """Raise for options that do not fit together, before anything is loaded."""
         mistakes = {
             "--catalogue and --scores need --from": self.applies and not self.addresses,
@@ -68,10 +68,16 @@ class Options:
         for message, wrong in mistakes.items():
             if wrong:
                 raise UsageError("USAGE", message, fix="aniso select --help")
+        if self.applies:
+            for address in self.addresses:
+                require_address(address)
+            if not self.refresh:
+                checks.existing_file(self.catalogue)
+
+    def check_rule(self, strategy: str, *, has_task: bool) -> None:
+        """Raise for a rule that needs a bank, and for one without a task."""
         if not self.applies:
             return
-        for address in self.addresses:
-            require_address(address)
         rule = SELECTION_RULES.get(strategy)
         if not rule.needs_gradient or rule.compares_vectors:
             raise UsageError(
@@ -79,8 +85,6 @@ class Options:
                 f"selection rule '{printable(strategy)}' needs a bank",
                 fix="--strategy gradient or blockwise-gradient, or aniso bank build first",
             )
-        if not self.refresh:
-            checks.existing_file(self.catalogue)
         if not has_task and not (self.scores is not None and self._files(self.scores).has_gradient):
             raise UsageError(
                 "USAGE",
@@ -101,9 +105,9 @@ class Options:
 
         files = None if self.scores is None else self._files(self.scores)
         saved = BlockGradient.load(files.gradient_path) if files is not None and files.has_gradient else None
+        stores = AdapterStores(self.addresses, connections=self.connections)
         inputs = load(saved is not None and saved.of_texts)
         base = BlockSource.of(inputs.model.weight_source())
-        stores = AdapterStores(self.addresses, connections=self.connections)
         with show.item_progress() as progress:
             catalogue = self._catalogue(base, stores, progress)
             gradient = _gradient(inputs, base, files, order, progress)

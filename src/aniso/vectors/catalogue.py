@@ -24,7 +24,7 @@ from aniso.weights.tables import read_table, write_table
 
 WEIGHTS = "adapter_model.safetensors"
 _FORMAT = "aniso catalogue 1"
-_FIRST = 64 << 10  # bytes of the first read, which hold the header of most adapters
+_FIRST = 16 << 10  # bytes of the first read, which hold the header of small adapters
 _HEADER_LIMIT = 8 << 20
 _CONFIG_LIMIT = 1 << 20
 _COLUMNS = {

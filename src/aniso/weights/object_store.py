@@ -6,6 +6,7 @@ protocols in ``aniso.addresses`` exist, so that no address can reach another of 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from aniso.addresses import is_remote, require_address, root_of
-from aniso.errors import InputError, ResourceError, printable
+from aniso.errors import AnisoError, InputError, ResourceError, printable
 from aniso.weights.files import ByteFile, RawFile
 from aniso.weights.hub import is_offline
 from aniso.weights.remote_file import RemoteFile
@@ -37,6 +38,8 @@ class StoredObject:
     uri: str
     size: int
     etag: str
+    error: AnisoError | None = field(default=None, compare=False)
+    """Why its size is not known; raised when it is read."""
 
     @property
     def name(self) -> str:
@@ -151,6 +154,7 @@ class RemoteStore(ObjectStore):
         self.root = root_of(address)
         self.traffic = traffic
         self._protocol = address.partition("://")[0]
+        _require_client(self._protocol, self.root)
         self._retry = retry
         self._sleep = sleep
         self._fs: Any = None
@@ -161,7 +165,12 @@ class RemoteStore(ObjectStore):
         """The file system of fsspec, made when something is read."""
         with self._lock:
             if self._fs is None:
-                self._fs = _file_system(self._protocol, self.root)
+                import fsspec
+
+                try:
+                    self._fs = fsspec.filesystem(self._protocol)
+                except Exception as e:  # wrong settings of a client, such as a malformed file of credentials
+                    raise _unreadable(self.root, e, 1, final=False) from None
             return self._fs
 
     def objects(self, names: Collection[str]) -> Iterator[StoredObject]:
@@ -182,7 +191,10 @@ class RemoteStore(ObjectStore):
 
     def _object(self, uri: str, path: str, info: Mapping[str, Any]) -> StoredObject:
         if info.get("size") is None:  # index pages of web servers have names alone
-            info = self._tried(lambda: self._system.info(path), uri)
+            try:
+                info = self._tried(lambda: self._system.info(path), uri)
+            except InputError as e:
+                return StoredObject(uri, 0, "", e)
         etag = next((str(info[key]) for key in _ETAGS if info.get(key)), "")
         size = int(info.get("size") or 0)
         return StoredObject(uri, size, f"{etag}-{size}" if etag else "")
@@ -191,6 +203,8 @@ class RemoteStore(ObjectStore):
         return path if "://" in path else f"{self._protocol}://{path.lstrip('/')}"
 
     def file(self, one: StoredObject, known: bytes = b"") -> ByteFile:
+        if one.error is not None:
+            raise one.error
         return RemoteFile(one.uri, one.size, lambda start, stop: self._read(one, start, stop), known)
 
     def _read(self, one: StoredObject, start: int, stop: int) -> bytes:
@@ -219,39 +233,36 @@ class RemoteStore(ObjectStore):
                 return request()
             except Exception as e:  # clients of object stores have errors of their own, without a common base
                 self.traffic.add(failures=1)
-                if isinstance(e, _FINAL) or attempt == self._retry.attempts:
-                    raise _unreadable(uri, e, attempt) from None
+                # for web servers, fsspec calls whatever fails a missing file
+                final = isinstance(e, _FINAL) and not self._protocol.startswith("http")
+                if final or attempt == self._retry.attempts:
+                    raise _unreadable(uri, e, attempt, final=final) from None
                 self._sleep(self._retry.pause * 2 ** (attempt - 1))
         raise AssertionError
 
 
-def _file_system(protocol: str, address: str) -> Any:
+def _require_client(protocol: str, address: str) -> None:
+    """Raise if aniso is offline, or if the package that reads such addresses is missing."""
     if is_offline() and protocol != "memory":
         raise InputError(
             "HUB-OFFLINE",
             f"'{printable(address)}' cannot be read: aniso is offline",
             fix="unset ANISO_OFFLINE and HF_HUB_OFFLINE",
         )
-    import fsspec
-
-    try:
-        return fsspec.filesystem(protocol)
-    except ImportError:
-        package = _PACKAGES.get(protocol, protocol)
+    package = _PACKAGES.get(protocol)
+    if package is not None and importlib.util.find_spec(package) is None:
         raise ResourceError(
             "REMOTE-PACKAGE",
             f"{protocol}:// needs the package {package}",
             fix="pip install 'aniso[remote]'",
-        ) from None
-    except Exception as e:  # wrong settings of a client, such as credentials in a malformed file
-        raise _unreadable(address, e, 1) from None
+        )
 
 
-def _unreadable(uri: str, error: Exception, attempts: int) -> InputError:
+def _unreadable(uri: str, error: Exception, attempts: int, *, final: bool) -> InputError:
     lines = str(error).splitlines() or [""]
-    missing = isinstance(error, FileNotFoundError)
+    missing = final and isinstance(error, FileNotFoundError)
     return InputError(
-        "FILE-MISSING" if missing else "FILE-ACCESS" if isinstance(error, _FINAL) else UNREACHABLE,
+        "FILE-MISSING" if missing else "FILE-ACCESS" if final else UNREACHABLE,
         f"'{printable(uri)}' does not exist" if missing else f"'{printable(uri)}' cannot be read",
         reason=printable(f"{type(error).__name__}: {lines[0]}", 120),
         tries=attempts if attempts > 1 else "",

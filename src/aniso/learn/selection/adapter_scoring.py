@@ -223,7 +223,10 @@ class ScoredAdapters:
         vectors = {}
         for row, adapter in ahead(fetched, chosen, self._stores.connections):
             made = difference_between(self._base, adapter, KeyEdits(), name=row.name, hashed=False)
-            vectors[row.name] = TaskVector.of_difference(made).within(choice.cells[row.name])
+            note = f"read by ranges, and not hashed as a whole: ETag {printable(row.etag, 100)}"
+            origin = replace(made.provenance, notes=(*made.provenance.notes, note))
+            vector = TaskVector.of_difference(replace(made, provenance=origin))
+            vectors[row.name] = vector.within(choice.cells[row.name])
         return Bank(vectors)
 
     def _nothing_left(self) -> InputError:
