@@ -90,18 +90,37 @@ class Outcome:
     requests: int
 
 
-@dataclass
 class _Store:
-    """Answers requests one after another, each in 1 / rate seconds."""
+    """Answers a limited number of requests in every second; others wait for a second that has room.
 
-    rate: float
-    free: float = 0.0
-    requests: int = 0
+    Requests may come in any order of time: those of one adapter are known before others' earlier ones.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.requests = 0
+        self._count: dict[int, int] = {}
+        self._next: dict[int, int] = {}
 
     def answered(self, time: float) -> float:
-        self.free = max(time, self.free) + 1 / self.rate
         self.requests += 1
-        return self.free
+        if math.isinf(self.rate):
+            return time
+        second = self._with_room(int(time))
+        self._count[second] = self._count.get(second, 0) + 1
+        if self._count[second] >= self.rate:
+            self._next[second] = second + 1
+        return max(time, float(second))
+
+    def _with_room(self, second: int) -> int:
+        """Return the first second from this one on that is not full."""
+        passed = []
+        while second in self._next:
+            passed.append(second)
+            second = self._next[second]
+        for full in passed:
+            self._next[full] = second
+        return second
 
 
 @dataclass
