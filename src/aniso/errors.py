@@ -53,6 +53,11 @@ class AnisoError(Exception):
         lines[-1] += f"      (aniso explain {self.code})"
         return "\n".join(lines)
 
+    def in_one_line(self, limit: int = 400) -> str:
+        """Return the message and the facts, for tables."""
+        facts = "; ".join(f"{name}: {value}" for name, value in self.facts.items())
+        return printable(f"{self.message}; {facts}" if facts else self.message, limit)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # by default, keyword-only facts are lost when an error is pickled
         return _rebuild, (type(self), self.code, self.message, self.likely, self.fix, self.facts)
@@ -137,6 +142,15 @@ EXPLANATIONS: dict[str, str] = {
     "fetches the real one.",
     "FILE-PAGE": "A web page or an error message was saved in place of the weights; the download address "
     "was wrong or needed a login.",
+    "REMOTE-URI": "Adapters are read from a directory, or from s3://, gs://, hf://, https:// and http:// "
+    "addresses. Other protocols, and addresses inside of others (::), are refused.",
+    "REMOTE-PACKAGE": "Object stores are read with packages that are not installed with aniso itself.",
+    "REMOTE-READ": "A request to a remote store failed, or returned too few bytes, each time it was tried. "
+    "Of many adapters, the one concerned is left out; the next run tries it again.",
+    "CATALOGUE": "A catalogue of adapters is a parquet file written by aniso catalogue. Files with other "
+    "columns, or damaged ones, are refused; it can always be built again.",
+    "SCORES": "A directory of scores holds parquet files written by aniso select --scores, and the gradient "
+    "that they were computed with. Files of another gradient are not mixed with them.",
     "ST-HEADER": "The safetensors header is malformed in a way no writer produces by accident.",
     "ST-OFFSETS": "A tensor's byte range in a safetensors file overlaps another, leaves a hole, or does not "
     "match its shape and dtype. Such a file can be crafted to make readers disagree, so it is refused.",

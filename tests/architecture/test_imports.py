@@ -16,7 +16,8 @@ import aniso
 ROOT = Path(aniso.__file__).parent
 LEVELS = {
     "json_value": -1,
-    "errors": 0,
+    "errors": -1,
+    "addresses": 0,
     "csv_text": 0,
     "item_files": 0,
     "prediction_files": 1,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aniso.experiments.claims import CLAIMS, Claims, parse_shard
+from aniso.addresses import Shard
+from aniso.experiments.claims import CLAIMS, Claims
 
 CELL = hashlib.sha256(b"cell").hexdigest()
 
@@ -145,11 +146,11 @@ def test_four_processes_of_which_two_die_record_every_cell(tmp_path):
 def test_shards_part_the_cells():
     cells = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(100)]
     for count in (1, 3, 8):
-        shards = [[c for c in cells if parse_shard(f"{n}/{count}")(c)] for n in range(1, count + 1)]
+        shards = [[c for c in cells if Shard.parse(f"{n}/{count}").has(c)] for n in range(1, count + 1)]
         assert sorted(cell for part in shards for cell in part) == sorted(cells) and all(shards)
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "-1/2", "1/0", ""])
 def test_what_is_not_a_shard(refused, text):
     with refused("USAGE", 2, "2/8"):
-        parse_shard(text)
+        Shard.parse(text)

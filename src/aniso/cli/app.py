@@ -12,6 +12,7 @@ from aniso.cli import (
     analyse,
     bake,
     bank,
+    catalogue,
     coefficients,
     compare,
     convert,
@@ -78,6 +79,7 @@ app.add_typer(
 app.command("explore")(explore.explore)
 app.command("compare")(compare.compare)
 app.command("select")(select.select)
+app.command("catalogue")(catalogue.catalogue)
 app.add_typer(
     typer.Typer(cls=SearchGroup, help="Search one scale for all task vectors, without learning."),
     name="search",

@@ -63,12 +63,13 @@ def run(
     json: show.Json = False,
 ) -> None:
     """Run every cell of an experiment that has no record yet; each writes one JSON record."""
-    from aniso.experiments.claims import Claims, parse_shard
+    from aniso.addresses import Shard
+    from aniso.experiments.claims import Claims
     from aniso.experiments.strict_yaml import read_yaml, validated, with_values
     from aniso.registry import ENGINES
 
     ENGINES.require(engine, option="--engine")
-    in_shard = parse_shard(shard or "1/1")
+    own = Shard.parse(shard or "1/1")
     if claim and engine != "local":
         raise UsageError(
             "USAGE",
@@ -94,7 +95,7 @@ def run(
     used = {str(base.get("setting")) for base in bases}
     show.notes(SETTINGS.alias_note(name) for name in sorted(used) if name in SETTINGS.aliases)
     found = cells(experiment, document)
-    chosen = [cell for cell in _chosen(found, only or []) if in_shard(cell.setting.id)]
+    chosen = [cell for cell in _chosen(found, only or []) if own.has(cell.setting.id)]
     grid = Grid(chosen, out or spec.parent / "records")
     compared = grid.compare(data)
     changed = compared.files

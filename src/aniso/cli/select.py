@@ -7,25 +7,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aniso.cli import checks, options, show
+from aniso.addresses import Shard
+from aniso.cli import checks, options, select_inputs, select_many, show
+from aniso.cli.select_output import print_choice
 from aniso.errors import UsageError
 from aniso.registry import SELECTION_RULES
+from aniso.sizes import Budget
 
 if TYPE_CHECKING:
-    from aniso.learn.objectives import Objective
-    from aniso.learn.selection import Choice
     from aniso.models import Wrapped
     from aniso.vectors import Bank
 
 
 def select(
     model: Annotated[str, typer.Option(help="The base: mini, an open_clip name, a hub id or a directory.")],
-    budget: Annotated[str, typer.Option(help="Vectors, or cells of each block, to keep; or bytes: 200MB.")],
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Vectors, or cells of each block, to keep; or bytes: 200MB. Not with --shard."),
+    ] = None,
     bank: Annotated[str | None, typer.Option(help="The bank to select from: a directory, or mini.")] = None,
     shelf: Annotated[
-        Path | None,
-        typer.Option("--from", help="Or a directory of adapters and models that are not in a bank yet."),
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Or a directory of adapters and models that are not in a bank yet, or an address "
+            "of adapters (s3://, gs://, hf://, https://), which may be repeated.",
+        ),
     ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(help="With --from: a parquet file about its adapters, built or refreshed."),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh/--no-refresh", help="List --from again, or use the catalogue as it is.")
+    ] = True,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="With --from: keep the gradient and all scores in this directory, and resume."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="i/N: only write the scores of the i-th of N parts to --scores.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Choose by the scores in --scores; score none.")
+    ] = False,
+    connections: Annotated[int, typer.Option(help="Requests to remote stores at once.", min=1, max=256)] = 8,
     task: Annotated[str | None, typer.Option(help="The task to select for; random needs none.")] = None,
     texts: Annotated[
         Path | None,
@@ -62,21 +88,44 @@ def select(
     json: show.Json = False,
 ) -> None:
     """Select the vectors that help a task most, from a bank or from a directory of adapters."""
-    from aniso.learn.selection import Budget, GradientCache, SelectionInputs, new_selection_rule
+    many = select_many.Options(
+        tuple(shelf or ()),
+        catalogue,
+        refresh,
+        scores,
+        Shard.parse(shard) if shard else None,
+        merge,
+        connections,
+    )
+    if budget is not None:
+        Budget.of(budget)
+    elif shard is None:
+        raise UsageError("USAGE", "--budget is missing", fix="--budget 20")
+    SELECTION_RULES.require(strategy, option="--strategy")
+    _require_one_kind(task, texts, shots, length)
+    many.check(local_options=gradients or skip_unfit)
+    _require_one_source(bank, many.addresses, strategy)
+    many.check_rule(strategy, has_task=task is not None or texts is not None)
+    from aniso.learn.selection import GradientCache, SelectionInputs, new_selection_rule
     from aniso.vectors.bank_output import require_writable
 
-    Budget.of(budget)
-    SELECTION_RULES.require(strategy, option="--strategy")
-    _require_one_source(bank, shelf, strategy)
-    _require_one_kind(task, texts, shots, length)
     if out is not None:
         require_writable(out, storage=storage or "fp32", overwrite=overwrite)
-    wrapped: Wrapped
-    if texts is not None:
-        wrapped, objective, own = _texts(model, weights, texts, length)
-    else:
-        wrapped, objective, own = _images(model, weights, task, data, shots, seed)
-    opened = _opened(wrapped, bank, shelf, skip_unfit)
+
+    def loaded(of_texts: bool) -> select_inputs.Inputs:
+        if texts is not None or of_texts:
+            return select_inputs.texts(model, weights, texts, length)
+        return select_inputs.images(model, weights, task, data, shots, seed)
+
+    if many.applies:
+        order = select_many.Order(
+            strategy, budget, seed, workers, tuple(leave_out or ()), out, storage, overwrite
+        )
+        many.run(loaded, order, json)
+        return
+    assert budget is not None
+    wrapped, objective, own = loaded(False)
+    opened = _opened(wrapped, bank, many.addresses, skip_unfit)
     opened = _without(opened, own, leave_out or [])
     with show.item_progress() as progress:
         cache = None
@@ -88,15 +137,15 @@ def select(
         total = sum(4 * b.numel for name in chosen.bank for b in chosen.bank[name].blocks)
         with show.progress("writing", total) as advance:
             chosen.bank.save(out, storage=storage or opened.storage, overwrite=overwrite, progress=advance)
-    _print(chosen, len(opened), out, json)
+    print_choice(chosen, len(chosen.bank.layout.blocks), len(opened), out, json)
 
 
-def _require_one_source(bank: str | None, shelf: Path | None, strategy: str) -> None:
-    if (bank is None) == (shelf is None):
+def _require_one_source(bank: str | None, addresses: tuple[str, ...], strategy: str) -> None:
+    if (bank is None) == (not addresses):
         raise UsageError(
             "USAGE", "name one bank or directory to select from", fix="--bank BANK, or --from DIRECTORY"
         )
-    if shelf is not None and SELECTION_RULES.get(strategy).compares_vectors:
+    if addresses and SELECTION_RULES.get(strategy).compares_vectors:
         raise UsageError(
             "USAGE",
             f"selection rule '{strategy}' compares all vectors with each other, and needs a bank",
@@ -114,49 +163,14 @@ def _require_one_kind(task: str | None, texts: Path | None, shots: int | None, l
     checks.existing_file(texts)
 
 
-def _texts(
-    name: str, weights: str | None, file: Path, length: int | None
-) -> tuple[Wrapped, Objective | None, str]:
-    """The language model, and its loss on the texts to select by; no vector is left out."""
-    from aniso.data import read_examples
-    from aniso.learn import LanguageLoss, text_dataset
-    from aniso.models import load_language_model
-
-    model = load_language_model(name, weights)
-    dataset = text_dataset(model, read_examples(file), file.name, "train", length=length)
-    show.notes(dataset.notes)
-    return model, LanguageLoss(dataset) * 1.0, ""
-
-
-def _images(
-    model: str, weights: str | None, task: str | None, data: Path | None, shots: int | None, seed: int
-) -> tuple[Wrapped, Objective | None, str]:
-    """The encoder, its loss on the items to select by, and the name of the task's own vector."""
-    from aniso.models import load_model
-
-    encoder = load_model(model, weights)
-    if task is None:
-        return encoder, None, ""
-    from aniso.data import load_task
-    from aniso.experiments.problem import require_split
-    from aniso.learn import CrossEntropy
-
-    with show.item_progress() as progress:
-        found = load_task(task, data, progress=progress)
-    show.notes(found.notes)
-    train = require_split(found, "train", "vectors are selected by")
-    return encoder, CrossEntropy(train if shots is None else train.shots(shots, seed)) * 1.0, found.name
-
-
-def _opened(model: Wrapped, bank: str | None, shelf: Path | None, skip_unfit: bool) -> Bank:
+def _opened(model: Wrapped, bank: str | None, addresses: tuple[str, ...], skip_unfit: bool) -> Bank:
     if bank is not None:
         return options.open_bank(bank)
     from aniso.vectors import load_adapter_directory
 
-    assert shelf is not None
     with show.item_progress() as progress:
         found, notes = load_adapter_directory(
-            model.weight_source(), shelf, skip_unfit=skip_unfit, progress=progress
+            model.weight_source(), addresses[0], skip_unfit=skip_unfit, progress=progress
         )
     show.notes(notes)
     return found
@@ -169,22 +183,3 @@ def _without(bank: Bank, own: str, leave_out: list[str]) -> Bank:
     if not names:
         raise UsageError("BANK-NAME", "no vector is left to select from", fix="leave fewer out")
     return bank.only(*names)
-
-
-def _print(chosen: Choice, among: int, out: Path | None, json: bool) -> None:
-    blocks = len(chosen.bank.layout.blocks)
-    totals = {name: sum(abs(x) for x in own.values()) for name, own in chosen.scores.items()}
-    kept = chosen.cells
-    show.notes(chosen.notes)
-    if json:
-        rows = [{"vector": n, "blocks": list(kept[n]), "score": totals[n]} for n in kept]
-        show.as_json({**chosen.summary(), "chosen": rows, "path": None if out is None else str(out)})
-        return
-    order = sorted(kept, key=lambda name: (-len(kept[name]), -totals[name]))
-    show.table(
-        ("vector", "blocks kept", "score"),
-        [(name, f"{len(kept[name])}/{blocks}", f"{totals[name]:.4g}") for name in order],
-        title=chosen.words,
-    )
-    place = "" if out is None else f", written to {out}"
-    show.line(f"{len(kept)} of {among} vectors, {show.size(chosen.nbytes)}{place}")

@@ -30,7 +30,7 @@ from aniso.vectors.block import tied_names
 from aniso.vectors.convert import Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
-from aniso.weights.files import Progress, RawFile
+from aniso.weights.files import ByteFile, Progress
 from aniso.weights.licence import stated_licence
 
 
@@ -82,7 +82,7 @@ class Baked(WeightSource):
         return self._tensors
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         return self._blocks.source.files
 
     @property

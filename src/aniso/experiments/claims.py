@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from aniso.errors import UsageError, printable
-
 LEASE = 600.0
 """Seconds without a heartbeat after which a cell is taken over."""
 _BEATS = 10  # per lease
@@ -143,19 +141,3 @@ class Claims:
 
     def _aside(self, cell: str) -> Path:
         return self._directory / f"{cell}.{self.worker}"
-
-
-def parse_shard(text: str) -> Callable[[str], bool]:
-    """Return whether a cell's id belongs to a shard such as "2/8", the second of eight.
-
-    That depends on the id alone, so a shard stays the same when cells are added, or when some have records.
-    """
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(
-            "USAGE",
-            f"--shard '{printable(text)}' is not a shard",
-            expected="i/N with i from 1 to N, such as 2/8",
-            fix="give each of N workers its own i",
-        )
-    return lambda cell: int(cell[:15], 16) % int(count) == int(number) - 1

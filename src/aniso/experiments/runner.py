@@ -21,7 +21,7 @@ from aniso.weights.atomic import locked, make_directory
 class Sharing:
     """Other processes or machines work on the grid at the same time.
 
-    Without claims each has cells of its own, by ``parse_shard``.
+    Without claims each has cells of its own, by ``Shard``.
     """
 
     claims: Claims | None = None

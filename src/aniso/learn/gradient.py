@@ -21,7 +21,7 @@ from aniso.learn.heads import Classifier
 from aniso.learn.objectives import DataTerm, Objective, TermInputs, logits_of
 from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
-from aniso.vectors import Bank, Block, TaskVector
+from aniso.vectors import Bank, Block, Layout, TaskVector
 from aniso.vectors.block import tied_names
 
 
@@ -35,7 +35,10 @@ class WeightGradient:
 
     def blocks(self, bank: Bank) -> dict[str, Tensor]:
         """Return the gradient of every block of a bank. Blocks that are whole tensors share their memory."""
-        layout = bank.over(self.encoder.weight_source()).layout
+        return self.over(bank.over(self.encoder.weight_source()).layout)
+
+    def over(self, layout: Layout) -> dict[str, Tensor]:
+        """Return the gradient of every block of the model's weights."""
         return {block.name: self._of(block) for block in layout.blocks}
 
     def _of(self, block: Block) -> Tensor:

@@ -79,7 +79,8 @@ def home_of(source: WeightSource) -> Path | None:
     """Return the directory with the model's configuration, or None."""
     if source.info.home is not None:
         return source.info.home
-    parent = source.files[0].path.parent if source.files else None
+    file = source.files[0] if source.files else None
+    parent = file.path.parent if isinstance(file, RawFile) else None
     names = ("config.json", "open_clip_config.json")
     return parent if parent is not None and any((parent / name).is_file() for name in names) else None
 

@@ -6,6 +6,8 @@ from aniso.vectors.bank import Bank
 from aniso.vectors.block import Block, Kind, Layout, Part
 from aniso.vectors.block_source import BlockSource
 from aniso.vectors.bundled import list_banks
+from aniso.vectors.catalogue import Catalogue, CatalogueRow
+from aniso.vectors.catalogue_refresh import AdapterStores, refresh_catalogue
 from aniso.vectors.delta import Delta, Dense, LowRank, Packed
 from aniso.vectors.packing import Packing, Storage
 from aniso.vectors.provenance import BaseInfo, Provenance
@@ -17,6 +19,10 @@ __all__ = [
     "TaskVector",
     "random_bases",
     "load_adapter_directory",
+    "AdapterStores",
+    "Catalogue",
+    "CatalogueRow",
+    "refresh_catalogue",
     "KeyEdits",
     "Bank",
     "list_banks",

@@ -26,6 +26,10 @@ class _Contribution(Protocol):
     @property
     def place(self) -> Place: ...
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the adapter's tensors that it is computed from."""
+
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor: ...
 
 
@@ -36,6 +40,11 @@ class _Product:
     place: Place
     update: LoraUpdate
     flipped: bool
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        more = self.update.magnitude
+        return (self.update.a, self.update.b, *(() if more is None else (more,)))
 
     def term(self, adapter: PeftAdapter) -> Term:
         # as matrices; a convolution's kernel positions count as inputs
@@ -76,6 +85,10 @@ class _Replacement:
     place: Place
     key: str
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.key,)
+
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor:
         part = self.place.part
         new = _read(adapter, self.key).float()
@@ -90,6 +103,11 @@ class _Bias:
     place: Place
     update: LoraUpdate
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        assert self.update.bias is not None
+        return (self.update.bias,)
+
     def rows(self, base: BlockSource, adapter: PeftAdapter) -> Tensor:
         assert self.update.bias is not None
         return _read(adapter, self.update.bias).float().reshape(-1, 1) * self.update.scale
@@ -100,6 +118,20 @@ Cells = Mapping[str, Callable[[], Delta]]
 
 def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[str]]:
     """Return a delta for each block that the adapter changes, and notes; raises if a tensor has no place."""
+    touched, notes = _contributions(base, adapter)
+    blocks = base.layout.by_name
+    return {n: partial(_cell, base, adapter, blocks[n], parts) for n, parts in touched.items()}, notes
+
+
+def block_tensors(base: BlockSource, adapter: PeftAdapter) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of the adapter that the delta of each block is computed from."""
+    touched, _ = _contributions(base, adapter)
+    return {name: tuple(key for part in parts for key in part.tensors) for name, parts in touched.items()}
+
+
+def _contributions(
+    base: BlockSource, adapter: PeftAdapter
+) -> tuple[dict[str, list[_Contribution]], list[str]]:
     keys = {f"{u.module}.weight": u.a for u in adapter.updates} | dict(adapter.replacements)
     find, notes = place_finder(base, list(keys), adapter)
     touched: dict[str, list[_Contribution]] = {}
@@ -129,9 +161,7 @@ def adapter_cells(base: BlockSource, adapter: PeftAdapter) -> tuple[Cells, list[
         )
     for parts in touched.values():
         _refuse_overlap(adapter, parts)
-    blocks = base.layout.by_name
-    cells = {n: partial(_cell, base, adapter, blocks[n], parts) for n, parts in sorted(touched.items())}
-    return cells, notes
+    return dict(sorted(touched.items())), notes
 
 
 def _refuse_overlap(adapter: PeftAdapter, parts: list[_Contribution]) -> None:

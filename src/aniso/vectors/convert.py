@@ -21,7 +21,7 @@ from aniso.vectors.naming import TEXT, VISION, Rule, expanded, layers_of, recogn
 from aniso.weights import SafetensorsWriter, WeightSource, header_room
 from aniso.weights.atomic import atomic_directory, atomic_file, require_space
 from aniso.weights.dtypes import FLOATS
-from aniso.weights.files import Progress
+from aniso.weights.files import Progress, RawFile
 
 OPEN_CLIP, HUGGING_FACE = "open_clip", "huggingface"
 _TARGETS = {OPEN_CLIP: naming.OPEN_CLIP, HUGGING_FACE: naming.HUGGING_FACE}
@@ -98,7 +98,8 @@ def convert(
             fix="choose one of these with --to",
         )
     require_model(source)
-    inside = [file.label for file in source.files if out.absolute() in file.path.absolute().parents]
+    local = [file for file in source.files if isinstance(file, RawFile)]
+    inside = [file.label for file in local if out.absolute() in file.path.absolute().parents]
     if inside and to != "safetensors":
         raise UsageError(
             "OUT-EXISTS", f"'{printable(out)}' holds the input", found=inside[0], fix="name another directory"

@@ -47,16 +47,18 @@ def difference_between(
     *,
     name: str = "",
     allow_distant: bool = False,
+    hashed: bool = True,
     progress: Progress | None = None,
 ) -> Difference:
     """Compare the names, shapes and non-vector tensors of a tuned model with its base.
 
-    ``progress`` is called while the tuned files are hashed.
+    ``progress`` is called while the tuned files are hashed; an adapter that is not to be read as a whole need
+    not be ``hashed``.
     """
     source = edits.applied(tuned)
     name = name or Path(short_label(source)).stem
     if isinstance(source, PeftAdapter):
-        cells, provenance = _from_adapter(base, source, progress)
+        cells, provenance = _from_adapter(base, source, progress, hashed=hashed)
         dtypes: Mapping[str, str] = {}
     else:
         cells, provenance, dtypes = _from_model(base, base.like(source), edits, progress)
@@ -97,7 +99,7 @@ def _from_model(
 
 
 def _from_adapter(
-    base: BlockSource, adapter: PeftAdapter, progress: Progress | None
+    base: BlockSource, adapter: PeftAdapter, progress: Progress | None, *, hashed: bool
 ) -> tuple[Cells, Provenance]:
     cells, adapter_notes = adapter_cells(base, adapter)
     notes = [*adapter.info.notes, *adapter_notes]
@@ -113,7 +115,7 @@ def _from_adapter(
     provenance = Provenance(
         short_label(adapter),
         adapter.info.format,
-        adapter.sha256(progress),
+        adapter.sha256(progress) if hashed else "",
         adapter.info.revision,
         formula=adapter.settings.formula(),
         notes=tuple(notes),

@@ -26,7 +26,7 @@ from aniso.vectors.provenance import BaseInfo, Provenance
 from aniso.weights import Ref, SafetensorsFile, open_weights
 from aniso.weights.atomic import atomic_file
 from aniso.weights.dtypes import narrowed
-from aniso.weights.files import Progress
+from aniso.weights.files import Progress, RawFile
 
 
 @final
@@ -390,5 +390,7 @@ def stored_vector(ref: Ref | TaskVector) -> TaskVector | None:
         return ref
     source = open_weights(ref)
     if isinstance(source, SafetensorsFile) and source.metadata.get("format") == FORMAT:
-        return TaskVector.load(source.files[0].path)
+        file = source.files[0]
+        assert isinstance(file, RawFile)  # vectors are saved to disk
+        return TaskVector.load(file.path)
     return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.json_value import JsonObject, as_object
-from aniso.weights.files import RawFile
+from aniso.weights.files import ByteFile, RawFile
 from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.single import open_file
 from aniso.weights.source import ModelConfig, SourceInfo, TensorInfo, WeightSource
@@ -65,7 +65,11 @@ def open_directory(path: Path, *, tensors_only: bool = False) -> WeightSource:
 
 def read_json(path: Path) -> JsonObject:
     """Read a JSON object from an untrusted directory."""
-    file = RawFile(path)
+    return read_object(RawFile(path))
+
+
+def read_object(file: ByteFile) -> JsonObject:
+    """Read a JSON object from an untrusted file."""
     try:
         if file.size > _JSON_LIMIT:
             raise JsonError(f"{file.size} bytes long")
@@ -224,7 +228,7 @@ class ShardedWeights(WeightSource):
         return self._tensors
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         return tuple(file for shard in self._shards.values() for file in shard.files)
 
     def _load(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Regular files read by position, never memory-mapped: a file that is truncated cannot crash the process."""
+"""Files read by position, never memory-mapped: a file that is truncated cannot crash the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, final
 
@@ -57,7 +58,59 @@ def _fresh(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-class RawFile:
+class ByteFile(ABC):
+    """Bytes that are read by position: of a file on disk, or of an object in a bucket."""
+
+    label: str
+    """The path or address, as it is shown in messages."""
+    name: str
+    """The last part of the path or address."""
+    size: int
+    piece = CHUNK
+    """Bytes that are read at once by ``pieces``."""
+
+    @abstractmethod
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the buffer with the bytes from ``offset`` on; raises if there are fewer."""
+
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Read ranges ahead, from start to stop, if reading each by itself takes long; a disk does not."""
+        return
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = bytearray(size)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_tensor(self, offset: int, nbytes: int) -> Tensor:
+        """Read bytes as a uint8 tensor, aligned for any dtype; in the ``ReadBuffer`` in use, if any."""
+        buffer: ReadBuffer | None = getattr(_reading, "buffer", None)
+        out = buffer.take(nbytes) if buffer else _fresh(nbytes)
+        if nbytes:
+            self.read_into(as_bytes(out), offset)
+        return out
+
+    def head(self, size: int) -> bytes:
+        return self.read(0, min(size, self.size))
+
+    def sha256(self, progress: Progress | None = None) -> str:
+        digest = hashlib.sha256()
+        for part in self.pieces(0, self.size):
+            digest.update(part)
+            if progress:
+                progress(len(part))
+        return digest.hexdigest()
+
+    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Yield the bytes of a range in pieces, each valid until the next."""
+        view = memoryview(bytearray(min(self.piece, size)))
+        for start in range(0, size, self.piece):
+            part = view[: min(self.piece, size - start)]
+            self.read_into(part, offset + start)
+            yield part
+
+
+class RawFile(ByteFile):
     """A regular file with bounded, checked reads; a file that changes or is replaced raises an error.
 
     A thousand of them need few descriptors: the least recently used ones are closed, and opened again
@@ -67,6 +120,7 @@ class RawFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.label = printable(path)
+        self.name = path.name
         self._place = Path(path).absolute()  # the working directory may change later
         fd = self._open()
         status = os.fstat(fd)
@@ -135,42 +189,15 @@ class RawFile:
             if _state(os.fstat(fd)) != self._state:
                 raise self._changed("changed")
 
-    def read(self, offset: int, size: int) -> bytes:
-        data = bytearray(size)
-        self.read_into(memoryview(data), offset)
-        return bytes(data)
-
-    def read_tensor(self, offset: int, nbytes: int) -> Tensor:
-        """Read bytes as a uint8 tensor, aligned for any dtype; in the ``ReadBuffer`` in use, if any."""
-        buffer: ReadBuffer | None = getattr(_reading, "buffer", None)
-        out = buffer.take(nbytes) if buffer else _fresh(nbytes)
-        if nbytes:
-            self.read_into(as_bytes(out), offset)
-        return out
-
-    def head(self, size: int) -> bytes:
-        return self.read(0, min(size, self.size))
+    @property
+    def version(self) -> str:
+        """The time of its last change and its size, which differ if the file was written again."""
+        return f"{self._state[3]}-{self.size}"
 
     def stream(self) -> IO[bytes]:
         """Return the open file as a stream."""
         with self._descriptor() as fd:
             return os.fdopen(os.dup(fd), "rb")
-
-    def sha256(self, progress: Progress | None = None) -> str:
-        digest = hashlib.sha256()
-        for part in self.pieces(0, self.size):
-            digest.update(part)
-            if progress:
-                progress(len(part))
-        return digest.hexdigest()
-
-    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Yield the bytes of a range in pieces, each valid until the next."""
-        view = memoryview(bytearray(min(CHUNK, size)))
-        for start in range(0, size, CHUNK):
-            part = view[: min(CHUNK, size - start)]
-            self.read_into(part, offset + start)
-            yield part
 
     def _changed(self, what: str, *, expected: str = "", found: str = "", reason: object = "") -> InputError:
         return InputError(
@@ -187,7 +214,7 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def refuse_unknown(file: RawFile) -> InputError | UnsafeError:
+def refuse_unknown(file: ByteFile) -> InputError | UnsafeError:
     """Return the most helpful error for a file in an unknown format."""
     head = file.head(512)
     text = head.lstrip().lower()

@@ -114,8 +114,11 @@ class LoraSettings:
 
 def read_settings(path: Path) -> LoraSettings:
     """Read an adapter's configuration; raises if its update cannot be computed exactly."""
-    config = read_json(path / CONFIG)
-    label = printable(path / CONFIG)
+    return parse_settings(read_json(path / CONFIG), printable(path / CONFIG))
+
+
+def parse_settings(config: Mapping[str, JsonValue], label: str) -> LoraSettings:
+    """Return the settings in an adapter's configuration; see ``read_settings``."""
     _refuse_other_kinds(config, label)
     try:
         return LoraSettings(

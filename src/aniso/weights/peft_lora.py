@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -11,8 +11,17 @@ from typing import final
 from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, printable
-from aniso.weights.files import RawFile
-from aniso.weights.peft_config import CONFIG, LoraSettings, read_settings, refuse_adapter, require_quick
+from aniso.weights.directory import read_object
+from aniso.weights.files import ByteFile, RawFile, refuse_unknown
+from aniso.weights.peft_config import (
+    CONFIG,
+    LoraSettings,
+    parse_settings,
+    read_settings,
+    refuse_adapter,
+    require_quick,
+)
+from aniso.weights.safetensors import SafetensorsFile, looks_like_safetensors
 from aniso.weights.single import open_file
 from aniso.weights.source import ModelConfig, Renamed, SourceInfo, TensorInfo, WeightSource
 
@@ -46,7 +55,7 @@ class PeftAdapter(WeightSource):
     """A LoRA adapter: its tensors, the updates they form, and tensors that replace the base's."""
 
     def __init__(
-        self, label: str, settings: LoraSettings, source: WeightSource, info: SourceInfo, config: RawFile
+        self, label: str, settings: LoraSettings, source: WeightSource, info: SourceInfo, config: ByteFile
     ) -> None:
         self.label = label
         self.settings = settings
@@ -73,6 +82,15 @@ class PeftAdapter(WeightSource):
         info = SourceInfo(LORA, tuple(notes), source.info.pickle, ModelConfig(), home=path)
         return cls(label, settings, source, info, RawFile(path / CONFIG))
 
+    @classmethod
+    def of_files(cls, label: str, config: ByteFile, weights: ByteFile) -> PeftAdapter:
+        """Return the adapter in a configuration and a safetensors file, wherever they are stored."""
+        settings = parse_settings(read_object(config), label)
+        if not looks_like_safetensors(weights.head(16)):
+            raise refuse_unknown(weights)
+        info = SourceInfo(LORA, (f"update computed as {settings.formula()}",))
+        return cls(label, settings, SafetensorsFile(weights), info, config)
+
     def under(self, names: Mapping[str, str], info: SourceInfo) -> PeftAdapter:
         """Return the adapter with other names for its tensors; tensors without one are left out."""
         return PeftAdapter(self.label, self.settings, Renamed(self._source, names, info), info, self._config)
@@ -82,8 +100,11 @@ class PeftAdapter(WeightSource):
         return self._source.tensors
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         return (*self._source.files, self._config)  # alpha decides the update as much as the factors do
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        self._source.prefetch(names)
 
     def _load(self, name: str) -> Tensor:
         return self._source.read(name)

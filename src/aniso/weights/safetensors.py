@@ -15,7 +15,7 @@ from aniso.errors import AnisoError, InputError, UnsafeError, printable
 from aniso.json_value import JsonObject
 from aniso.weights.atomic import HashedStream, atomic_file
 from aniso.weights.dtypes import BITS, NAMES, TORCH, as_bytes
-from aniso.weights.files import RawFile
+from aniso.weights.files import ByteFile
 from aniso.weights.jsontext import JsonError, parse_object
 from aniso.weights.source import SourceInfo, TensorInfo, WeightSource, check_name, is_possible
 
@@ -37,7 +37,7 @@ def looks_like_safetensors(head: bytes) -> bool:
 class SafetensorsFile(WeightSource):
     """One safetensors file, checked in full when opened."""
 
-    def __init__(self, file: RawFile) -> None:
+    def __init__(self, file: ByteFile) -> None:
         self.label = file.label
         self.info = SourceInfo("safetensors")
         self._file = file
@@ -59,7 +59,7 @@ class SafetensorsFile(WeightSource):
         return self._tensors
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         return (self._file,)
 
     def _load(self, name: str) -> Tensor:
@@ -67,6 +67,10 @@ class SafetensorsFile(WeightSource):
         dtype = _torch_dtype(self.label, name, info)
         raw = self._file.read_tensor(self._offsets[name], info.nbytes)
         return raw.view(dtype).reshape(info.shape)
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        spans = [(self._offsets[name], self._offsets[name] + self._tensors[name].nbytes) for name in names]
+        self._file.fetch(spans)
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows ``start:stop`` of a tensor; only their bytes are read."""
@@ -90,7 +94,7 @@ def _torch_dtype(label: str, name: str, info: TensorInfo) -> torch.dtype:
     return TORCH[info.dtype]
 
 
-def _read_header(file: RawFile) -> tuple[JsonObject, int]:
+def _read_header(file: ByteFile) -> tuple[JsonObject, int]:
     if file.size < _LENGTH.size:
         raise _truncated(file, _LENGTH.size)
     (length,) = _LENGTH.unpack(file.read(0, 8))
@@ -115,7 +119,7 @@ def _read_header(file: RawFile) -> tuple[JsonObject, int]:
         ) from None
 
 
-def _truncated(file: RawFile, expected: int) -> InputError:
+def _truncated(file: ByteFile, expected: int) -> InputError:
     return InputError(
         "FILE-TRUNCATED",
         f"'{file.label}' is truncated: its header says {expected} bytes, the file has {file.size}",
@@ -123,7 +127,7 @@ def _truncated(file: RawFile, expected: int) -> InputError:
     )
 
 
-def _metadata(file: RawFile, value: object) -> dict[str, str]:
+def _metadata(file: ByteFile, value: object) -> dict[str, str]:
     if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()):
         return value
     raise UnsafeError(
@@ -133,7 +137,7 @@ def _metadata(file: RawFile, value: object) -> dict[str, str]:
     )
 
 
-def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, int]:
+def _entry(file: ByteFile, name: str, entry: object) -> tuple[TensorInfo, int, int]:
     match entry:
         case {
             "dtype": str(dtype),
@@ -157,7 +161,7 @@ def _entry(file: RawFile, name: str, entry: object) -> tuple[TensorInfo, int, in
     return info, begin, end
 
 
-def _check_spans(file: RawFile, spans: list[tuple[int, int, str]], available: int) -> None:
+def _check_spans(file: ByteFile, spans: list[tuple[int, int, str]], available: int) -> None:
     position = 0
     for begin, end, name in sorted(spans):
         if begin != position:
@@ -173,7 +177,7 @@ def _check_spans(file: RawFile, spans: list[tuple[int, int, str]], available: in
         )
 
 
-def _offsets_error(file: RawFile, name: str, found: str) -> AnisoError:
+def _offsets_error(file: ByteFile, name: str, found: str) -> AnisoError:
     return UnsafeError(
         "ST-OFFSETS",
         f"'{file.label}' has an inconsistent header",

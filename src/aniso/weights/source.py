@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aniso.errors import InputError, UnsafeError, printable
 from aniso.weights.dtypes import BITS, FLOATS
-from aniso.weights.files import Progress, RawFile
+from aniso.weights.files import ByteFile, Progress
 
 _MAX_NAME = 1 << 16
 _MAX_ELEMENTS = 1 << 40
@@ -122,7 +122,7 @@ class WeightSource(ABC):
 
     @property
     @abstractmethod
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         """The files that hold the tensors."""
 
     @property
@@ -145,13 +145,17 @@ class WeightSource(ABC):
             )
         return self._load(name)
 
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Read tensors ahead if their files are remote; local files are read when they are used."""
+        return
+
     def sha256(self, progress: Progress | None = None) -> str:
         """Return the sha256 of the file, or of the names and hashes of several files."""
         if len(self.files) == 1:
             return self.files[0].sha256(progress)
         digest = hashlib.sha256()
-        for file in sorted(self.files, key=lambda f: f.path.name):
-            digest.update(f"{file.path.name}\0{file.sha256(progress)}\n".encode())
+        for file in sorted(self.files, key=lambda f: f.name):
+            digest.update(f"{file.name}\0{file.sha256(progress)}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -176,7 +180,7 @@ class Renamed(WeightSource):
         return self._tensors
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[ByteFile, ...]:
         return self._source.files
 
     @property
@@ -188,6 +192,9 @@ class Renamed(WeightSource):
             if same != new:
                 out[new] = same
         return out
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        self._source.prefetch(self._names[name] for name in names)
 
     def _load(self, name: str) -> Tensor:
         return self._source.read(self._names[name])

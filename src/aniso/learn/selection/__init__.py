@@ -5,12 +5,15 @@ decorated by ``@register("name")``.
 """
 
 from aniso.errors import UsageError
+from aniso.learn.selection.adapter_scoring import AdapterScoring, ScoredAdapters, ScoredChoice
+from aniso.learn.selection.block_gradient import BlockGradient
 from aniso.learn.selection.features import FeatureSimilarity, mean_feature
 from aniso.learn.selection.gradient import BlockwiseGradient, WholeGradient
 from aniso.learn.selection.gradient_cache import GradientCache
 from aniso.learn.selection.pursuit import Pursuit
 from aniso.learn.selection.random import Random
-from aniso.learn.selection.selection_rule import Choice, Scores, SelectionInputs, SelectionRule
+from aniso.learn.selection.score_files import AdapterScores, ScoreFiles
+from aniso.learn.selection.selection_rule import Choice, ChosenCells, Scores, SelectionInputs, SelectionRule
 from aniso.registry import SELECTION_RULES
 from aniso.sizes import Budget
 
@@ -38,6 +41,13 @@ __all__ = [
     "GradientCache",
     "Budget",
     "Choice",
+    "ChosenCells",
+    "BlockGradient",
+    "AdapterScoring",
+    "AdapterScores",
+    "ScoreFiles",
+    "ScoredAdapters",
+    "ScoredChoice",
     "Scores",
     "SelectionRule",
     "SelectionInputs",

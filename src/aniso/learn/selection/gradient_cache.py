@@ -38,13 +38,7 @@ class GradientCache:
     @classmethod
     def of(cls, path: str | Path, model: Wrapped, objective: Objective, seed: int) -> Self:
         """Return the cache in a file for everything that gradients depend on, the items included."""
-        what: dict[str, JsonValue] = {**model.identity(), "seed": seed, "objective": [*objective.identity()]}
-        if isinstance(model, Encoder):
-            what["config"] = model.config_words
-        hashes = [
-            content_hash(t.split) for _, t in objective.data_terms if not isinstance(t.split, TextDataset)
-        ]
-        return cls(path, {**what, **({"pictures": " ".join(hashes)} if hashes else {})})
+        return cls(path, gradient_identity(model, objective, seed))
 
     def get(self, vector: TaskVector) -> dict[str, float] | None:
         """Return the gradient of each of a vector's blocks, or None."""
@@ -105,6 +99,15 @@ class GradientCache:
             )
         if whole != text:  # the last line was cut off while it was written
             os.truncate(self.path, len(whole.encode()))
+
+
+def gradient_identity(model: Wrapped, objective: Objective, seed: int) -> dict[str, JsonValue]:
+    """Return everything that gradients depend on: model, objective, seed and the items' content."""
+    what: dict[str, JsonValue] = {**model.identity(), "seed": seed, "objective": [*objective.identity()]}
+    if isinstance(model, Encoder):
+        what["config"] = model.config_words
+    hashes = [content_hash(t.split) for _, t in objective.data_terms if not isinstance(t.split, TextDataset)]
+    return {**what, **({"pictures": " ".join(hashes)} if hashes else {})}
 
 
 def _key(vector: TaskVector) -> str:

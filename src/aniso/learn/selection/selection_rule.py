@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar, final
+from typing import ClassVar, Self, final
 
 from aniso.errors import InputError
 from aniso.learn.objectives import Objective
+from aniso.learn.selection.cell_table import CellTable
 from aniso.learn.selection.gradient_cache import GradientCache
 from aniso.models import Wrapped
 from aniso.progress import ProgressCallback
@@ -17,7 +18,6 @@ from aniso.registry import SELECTION_RULES
 from aniso.sizes import Budget, show_bytes
 from aniso.vectors import Bank
 
-T = TypeVar("T")
 Scores = Mapping[str, Mapping[str, float]]
 """Score of every cell, by vector and block; cells with the largest absolute score are kept."""
 
@@ -38,28 +38,24 @@ class SelectionInputs:
     """Gradients that were computed before."""
 
 
-@final
-@dataclass(frozen=True)
-class Choice:
-    """Result of a selection: the smaller bank, and the scores it was chosen by."""
+class ChosenCells(ABC):
+    """Result of a selection: cells, their size, and the scores they were chosen by."""
 
-    bank: Bank
     rule: str
     """The rule's name."""
     budget: Budget
     scores: Scores
-    """Scores of all cells that could have been chosen."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @property
-    def cells(self) -> dict[str, tuple[str, ...]]:
+    @abstractmethod
+    def cells(self) -> Mapping[str, tuple[str, ...]]:
         """The blocks that were kept of each vector."""
-        return {name: tuple(block.name for block in self.bank[name].blocks) for name in self.bank}
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the chosen cells as they are stored."""
-        return sum(vector_bytes(self.bank, name) for name in self.bank)
 
     @property
     def words(self) -> str:
@@ -76,6 +72,27 @@ class Choice:
             "cells": sum(kept.values()),
             "bytes": self.nbytes,
         }
+
+
+@final
+@dataclass(frozen=True)
+class Choice(ChosenCells):
+    """Result of a selection from a bank: the smaller bank, and the scores it was chosen by."""
+
+    bank: Bank
+    rule: str
+    budget: Budget
+    scores: Scores
+    """Scores of all cells that could have been chosen."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(block.name for block in self.bank[name].blocks) for name in self.bank}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(vector_bytes(self.bank, name) for name in self.bank)
 
 
 class SelectionRule(ABC):
@@ -109,7 +126,7 @@ class SelectionRule(ABC):
     def choose(self, bank: Bank) -> Choice:
         """Select cells of a bank within the budget."""
         found = self.scores(bank)
-        kept = _whole(bank, found, self.budget) if self.whole else self.cells(bank, found)
+        kept = _kept(bank, found, self.budget, whole=True) if self.whole else self.cells(bank, found)
         if not kept:
             raise self._too_small(bank)
         notes = []
@@ -121,7 +138,7 @@ class SelectionRule(ABC):
 
     def cells(self, bank: Bank, scores: Scores) -> dict[str, list[str]]:
         """Return the blocks to keep of each vector, cell by cell."""
-        return _cell_by_cell(bank, scores, self.budget)
+        return _kept(bank, scores, self.budget, whole=False)
 
     def _too_small(self, bank: Bank) -> InputError:
         least = min(cell_bytes(bank, name, block.name) for name in bank for block in bank[name].blocks)
@@ -146,29 +163,10 @@ def vector_bytes(bank: Bank, vector: str) -> int:
     return sum(cell_bytes(bank, vector, block.name) for block in bank[vector].blocks)
 
 
-def _whole(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
-    totals = {name: sum(abs(x) for x in scores[name].values()) for name in bank}
-    order = _best_first(list(totals), totals.__getitem__)
-    if budget.count is not None:
-        kept = order[: budget.count]
-    else:
-        kept = _fitting(order, lambda name: vector_bytes(bank, name), budget)
-    return {name: [block.name for block in bank[name].blocks] for name in bank if name in kept}
-
-
-def _cell_by_cell(bank: Bank, scores: Scores, budget: Budget) -> dict[str, list[str]]:
-    """The best cells of every block, or of all blocks together if the budget is in bytes."""
+def _kept(bank: Bank, scores: Scores, budget: Budget, *, whole: bool) -> dict[str, list[str]]:
     cells = [(name, block.name) for name in bank for block in bank[name].blocks]
-    order = _best_first(cells, lambda cell: abs(scores[cell[0]][cell[1]]))
-    if budget.nbytes is not None:
-        return gathered(bank, _fitting(order, lambda cell: cell_bytes(bank, *cell), budget))
-    taken: dict[str, int] = {}
-    kept = []
-    for cell in order:
-        taken[cell[1]] = taken.get(cell[1], 0) + 1
-        if taken[cell[1]] <= (budget.count or 0):
-            kept.append(cell)
-    return gathered(bank, kept)
+    table = CellTable.of(cells, [scores[name][block] for name, block in cells])
+    return table.kept(budget, lambda i: cell_bytes(bank, *cells[i]), whole=whole)
 
 
 def gathered(bank: Bank, cells: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -176,19 +174,3 @@ def gathered(bank: Bank, cells: Iterable[tuple[str, str]]) -> dict[str, list[str
     wanted = set(cells)
     found = {name: [b.name for b in bank[name].blocks if (name, b.name) in wanted] for name in bank}
     return {name: blocks for name, blocks in found.items() if blocks}
-
-
-def _best_first(items: list[T], score: Callable[[T], float]) -> list[T]:
-    """Items by decreasing score; of equals the first in the bank comes first."""
-    return sorted(items, key=lambda item: -score(item))
-
-
-def _fitting(order: Iterable[T], size: Callable[[T], int], budget: Budget) -> list[T]:
-    """Items in order, each of those that still fits into the budget."""
-    left, kept = budget.nbytes or 0, []
-    for item in order:
-        own = size(item)
-        if own <= left:
-            left -= own
-            kept.append(item)
-    return kept

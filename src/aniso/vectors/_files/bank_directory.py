@@ -47,7 +47,7 @@ class VectorLocation:
 
     @property
     def file(self) -> str:
-        return self.segment.file.path.name
+        return self.segment.file.name
 
     @property
     def blocks(self) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from aniso.errors import InputError, printable
 from aniso.weights import SafetensorsFile, SafetensorsWriter
 from aniso.weights.dtypes import as_bytes
-from aniso.weights.files import RawFile
+from aniso.weights.files import ByteFile
 
 DIGITS = 16
 """Hexadecimal digits of one checksum."""
@@ -132,7 +132,7 @@ class VerifiedFile:
         self._sha256 = None
 
 
-def require_sha256(file: RawFile, expected: str, progress: Callable[[int], None] | None = None) -> None:
+def require_sha256(file: ByteFile, expected: str, progress: Callable[[int], None] | None = None) -> None:
     """Raise FILE-HASH unless the whole file has this sha256."""
     found = file.sha256(progress)
     if found != expected:

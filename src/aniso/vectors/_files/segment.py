@@ -33,7 +33,7 @@ from aniso.vectors.provenance import BaseInfo, Provenance
 from aniso.vectors.sparse_rows import SparseRows
 from aniso.weights import SafetensorsFile, TensorInfo
 from aniso.weights.dtypes import FLOATS
-from aniso.weights.files import RawFile
+from aniso.weights.files import ByteFile, RawFile
 
 _MAX_INDEX = 256 << 20
 
@@ -102,7 +102,7 @@ class Segment:
         return segment
 
     @property
-    def file(self) -> RawFile:
+    def file(self) -> ByteFile:
         return self._file.files[0]
 
     def vector(self, i: int) -> SegmentVector:
