@@ -18,6 +18,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -428,12 +429,16 @@ def grid_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _between(table: str, marks: re.Match[str]) -> str:
+    return f"{marks[1]}{table}{marks[2]}"
+
+
 def page(text: str, record: dict[str, Any]) -> str:
     """Return the page with the tables of a record."""
     tables = {"selection": selection_table(record["selections"]), "grid": grid_table(record["grids"])}
     for name, table in tables.items():
         mark = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        text = re.sub(mark, lambda found, table=table: f"{found[1]}{table}{found[2]}", text, flags=re.DOTALL)
+        text = re.sub(mark, partial(_between, table), text, flags=re.DOTALL)
     return text
 
 
@@ -442,7 +447,7 @@ def main() -> None:
     costs = Costs.of_record(measured)
     world = World(max(row["latency"] for row in measured["rows"]), measured["connections"])
     durations = cell_seconds()
-    record = {
+    record: dict[str, Any] = {
         "what": "a simulation, not a measurement",
         "costs": asdict(costs),
         "world": asdict(world),

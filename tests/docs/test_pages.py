@@ -50,8 +50,8 @@ PARSED = (
     *("aniso demo", "aniso run experiments/", "aniso report experiments/"),
     *("aniso paper run tab:addition --data", "aniso explore "),
 )
-"""Commands that need data which are not ours, write into the repository, serve until they are stopped, or have
-other tests."""
+"""Commands that need data which are not ours, write into the repository, serve until they are stopped, or
+have other tests."""
 SLOW = (
     *("aniso verify-removal without-digits", "aniso compare --model mini --bank mini --task demo-out"),
     *("aniso run SPEC.yaml --data DIR --claim", "aniso run SPEC.yaml --data DIR --shard"),

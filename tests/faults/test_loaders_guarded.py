@@ -43,7 +43,7 @@ from aniso.experiments.result import RunOptions
 from aniso.models.image_tower import load_tower
 from aniso.models.load import load_composed, mini_directory
 from aniso.prediction_files import PredictionFile
-from aniso.vectors import load_adapter_directory
+from aniso.vectors import Catalogue, load_adapter_directory
 from aniso.weights.peft_lora import PeftAdapter
 
 def describe(encoder):
@@ -77,6 +77,8 @@ entries = {
     "TaskVector.load": each(aniso.TaskVector.load),
     "Coefficients.load": each(aniso.Coefficients.load),
     "load_head": each(aniso.heads.load_head),
+    "Catalogue.load": each(Catalogue.load),
+    "BlockGradient.load": each(aniso.selection.BlockGradient.load),
     "PredictionFile.open": each(PredictionFile.open),
     "open_table": each(open_table),
     "read_examples": each(lambda file: list(aniso.read_examples(file))),
@@ -109,6 +111,7 @@ COVERED = {
     "aniso.experiments.prediction.classifier.load_classifier": "load_classifier",
     "aniso.experiments.prediction.tables.open_table": "open_table",
     "aniso.experiments.removal.RemovalRun.open": "RemovalRun.open",
+    "aniso.learn.selection.block_gradient.BlockGradient.load": "BlockGradient.load",
     "aniso.learn.heads.files.load_head": "load_head",
     "aniso.models.classifier.load_directory": "load_model",
     "aniso.models.classifier.load_timm": "load_model",
@@ -123,6 +126,7 @@ COVERED = {
     "aniso.models.sentence_encoder.load_directory": "load_model",
     "aniso.prediction_files.PredictionFile.open": "PredictionFile.open",
     "aniso.vectors.adapter_directory.load_adapter_directory": "load_adapter_directory",
+    "aniso.vectors.catalogue.Catalogue.load": "Catalogue.load",
     "aniso.vectors.bank.Bank.load": "Bank.load",
     "aniso.vectors._files.segment.Segment.open": "Bank.load",
     "aniso.vectors.task_vector.TaskVector.load": "TaskVector.load",
