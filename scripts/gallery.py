@@ -122,9 +122,8 @@ PICTURES = (
     ),
     Picture(
         "boxes-kind-negation", "Coefficients of negation by kind of block: mini",
-        "Weight matrices have the largest negative medians, as in the paper. Records of an earlier version, "
-        "which keep five numbers by kind alone; means over eight targets and three seeds.",
-        "coefficient-boxes-kind", "negation",
+        f"Weight matrices have the largest negative medians, as in the paper. {_SEEDS}",
+        "coefficient-boxes-kind", "negation", _LEARNED,
     ),
     Picture(
         "boxes-kind-negation-lite0", "Coefficients of negation by type of block: lite0",

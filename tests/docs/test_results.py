@@ -23,9 +23,10 @@ NAMES = (
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
-    *("addition-linearised", "test-time-rates", "joint-epochs", "learning-rates", "lpp"),
+    *("addition-linearised", "joint-epochs", "learning-rates", "lpp"),
     *("minilm-addition", "minilm-few-shot", "minilm-merging", "minilm-negation", "minilm-test-time"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
+    *("lite0-selection", "lite0-test-time"),
 )
 _MISSING = "\N{EN DASH}"
 
@@ -331,7 +332,7 @@ def _task_rows(experiment: str) -> list[str]:
     return rows
 
 
-@pytest.mark.parametrize(("page", "experiment"), [(MINILM, "minilm-test-time")])
+@pytest.mark.parametrize(("page", "experiment"), [(MINILM, "minilm-test-time"), (LITE0, "lite0-test-time")])
 def test_the_test_time_tables_are_what_was_recorded(page, experiment):
     section = page.read_text().partition("## Test-time adaptation")[2].partition("\n## ")[0]
     assert "\n".join(_task_rows(experiment)) in section
@@ -384,6 +385,41 @@ def test_the_out_of_domain_table_of_lite0_is_made_from_its_records():
     made = build(read_records([EXPERIMENTS / "lite0-out-of-domain" / "records"]), figures=False)
     table = made["out-of-domain-lite0-out-of-domain.md"].decode()
     assert table[table.index("| method") :].strip() in section
+
+
+def test_the_selection_table_of_lite0_is_made_from_its_records():
+    section = LITE0.read_text().partition("## Selection")[2].partition("\n## ")[0]
+    made = build(read_records([EXPERIMENTS / "lite0-selection" / "records"]), figures=False)
+    table = made["budgets-lite0-selection.md"].decode()
+    assert table[table.index("| shots") :].strip() in section
+
+
+def test_what_is_said_of_test_time_is_what_was_recorded():
+    together = (EXPERIMENTS / "README.md").read_text()
+    rows = [
+        {row.split(" | ")[0]: row.rsplit(" | ", 1)[1].removesuffix(" |") for row in _task_rows(name)}
+        for name in ("minilm-test-time", "lite0-test-time", "test-time")
+    ]
+    for label, words in {"| zero-shot": "zero-shot", "| coefficients, FixMatch": "FixMatch"}.items():
+        assert f"{words} | {' | '.join(own[label] for own in rows)} |" in together
+    found = _by_task("lite0-test-time")
+    slow = "coefficients, FixMatch, a tenth of the rate"
+    means = {label: mean(found[label][task][0] for task in found[slow]) for label in found}
+    claim = f"their mean is {means[slow]:.1f}, against {means['zero-shot']:.1f} zero-shot"
+    assert f"{claim} and {means['coefficients, FixMatch']:.1f} with the higher rate" in LITE0.read_text()
+
+
+def test_what_is_said_of_negation_on_three_targets_is_what_was_recorded():
+    found: dict[int, list[dict[str, float]]] = {}
+    for record in RecordStore(EXPERIMENTS / "negation" / "records").finished().values():
+        scores = {name: 100 * score.accuracy for name, score in record.metrics.accuracy.items()}
+        if record.label == "learned anisotropic" and {*scores} & {"eurosat", "gtsrb", "mnist"}:
+            found.setdefault(record.seed, []).append(scores)
+    pairs = [scores for own in found.values() for scores in own]
+    assert len(pairs) == 9
+    control = mean(scores["tiny_imagenet"] for scores in pairs)
+    target = mean(value for scores in pairs for name, value in scores.items() if name != "tiny_imagenet")
+    assert f"give {target:.1f} with the control at {control:.1f}" in MINI.read_text()
 
 
 def test_the_merging_table_of_minilm_is_made_from_its_records():
