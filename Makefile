@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 SITE ?= build/site
 
-.PHONY: demo test lint types check docs clean
+.PHONY: demo test test-cluster lint types check docs clean
 
 # Few-shot learning, addition and negation on small pictures; ends with a page in demo-out.
 demo: $(READY)
@@ -14,6 +14,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
+
+# Experiments on a Ray cluster on this machine, and as jobs.
+test-cluster: $(READY)
+	$(BIN)/python -m pytest -n 2 -m cluster
 
 lint: $(READY)
 	$(BIN)/ruff check .

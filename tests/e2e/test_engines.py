@@ -83,11 +83,13 @@ def compare(spec: Path, data: Path, engine: tuple[str, ...], given: tuple[str, .
     assert len(failures) == 2 and failures[0] == failures[1]
 
 
+@pytest.mark.cluster
 def test_a_grid_on_ray_has_the_records_of_a_local_run(spec, shelf):
     pytest.importorskip("ray", reason="needs pip install 'aniso[ray]'")
     compare(spec, shelf.data, ("--engine", "ray"), (), 12)
 
 
+@pytest.mark.cluster
 def test_a_grid_as_jobs_has_the_records_of_a_local_run(spec, shelf):
     """submitit starts processes here in place of SLURM's jobs."""
     pytest.importorskip("submitit", reason="needs pip install 'aniso[slurm]'")
@@ -95,6 +97,7 @@ def test_a_grid_as_jobs_has_the_records_of_a_local_run(spec, shelf):
     compare(spec, shelf.data, engine, ("--set", "grid.seed=[0]"), 4)
 
 
+@pytest.mark.cluster
 def test_a_ray_worker_that_is_killed_is_replaced(spec, shelf, tmp_path):
     pytest.importorskip("ray", reason="needs pip install 'aniso[ray]'")
     given = (spec, "--data", shelf.data, "--set", "base.schedule.epochs=20", "--only", "learned")

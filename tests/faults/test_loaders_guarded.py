@@ -39,6 +39,7 @@ from aniso.experiments.prediction.classifier import load_classifier
 from aniso.experiments.prediction.model_files import ModelOptions, find_model
 from aniso.experiments.prediction.tables import open_table
 from aniso.experiments.removal import RemovalRun
+from aniso.explore import DeskOptions, open_desk
 from aniso.experiments.result import RunOptions
 from aniso.models.image_tower import load_tower
 from aniso.models.load import load_composed, mini_directory
@@ -62,6 +63,7 @@ entries = {
     "load_classifier": lambda path: load_classifier(
         find_model(ModelOptions(str(path), classes=("cat", "dog")), "images")
     ),
+    "open_desk": lambda path: open_desk(DeskOptions(str(path))),
     "RemovalRun.open": lambda path: RemovalRun.open(path, RunOptions()),
     "load_language_model": lambda path: aniso.load_language_model(path).tokens.whole("a cat"),
     "open_weights": lambda path: [(s := aniso.open_weights(path)), [s.read(name) for name in s.tensors]],
@@ -109,6 +111,8 @@ COVERED = {
     "aniso.experiments.banks.load_coefficients": "load_coefficients",
     "aniso.experiments.banks.open_bank": "open_bank",
     "aniso.experiments.prediction.classifier.load_classifier": "load_classifier",
+    "aniso.experiments.prediction.classifier.load_task_of": "load_task",
+    "aniso.explore.opening.open_desk": "open_desk",
     "aniso.experiments.prediction.tables.open_table": "open_table",
     "aniso.experiments.removal.RemovalRun.open": "RemovalRun.open",
     "aniso.learn.selection.block_gradient.BlockGradient.load": "BlockGradient.load",

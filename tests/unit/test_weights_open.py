@@ -411,7 +411,7 @@ def test_the_hash_of_a_file_is_its_sha256(tmp_path, save):
 def test_a_file_longer_than_the_buffer_is_hashed_whole(tmp_path, monkeypatch):
     from aniso.weights import files
 
-    monkeypatch.setattr(files, "CHUNK", 1000)
+    monkeypatch.setattr(files.ByteFile, "piece", 1000)
     save_file({"w": BIG}, tmp_path / "file")
     done = []
     assert open_weights(tmp_path / "file").sha256(done.append) == sha256(tmp_path / "file")

@@ -31,7 +31,7 @@ _PROMPTS = {
 }
 
 
-def write_tasks(directory: Path, progress: ProgressCallback, each: int = EACH) -> None:
+def write_tasks(directory: Path, progress: ProgressCallback, each: int | None = None) -> None:
     """Write a folder per class with ``each`` images and a card with prompts, like a user's own folder."""
     with atomic_directory(directory, overwrite=True) as place:
         makers = {"digits": _digits(), "patterns": _patterns(), "colours": _colours()}
@@ -39,7 +39,7 @@ def write_tasks(directory: Path, progress: ProgressCallback, each: int = EACH) -
             for name, make in classes.items():
                 folder = place / task / name
                 folder.mkdir(parents=True)
-                for i in range(each):
+                for i in range(EACH if each is None else each):
                     make(i).save(folder / f"{i:03}.png")
             prompts = ", ".join(f"'{prompt}'" for prompt in _PROMPTS[task])
             (place / task / "task.toml").write_text(f"prompts = [{prompts}]\n")
