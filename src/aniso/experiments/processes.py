@@ -211,7 +211,8 @@ def _forwarding(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             worker.send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    heeded = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    before = {number: signal.signal(number, forward) for number in heeded}
     try:
         yield
     finally:
