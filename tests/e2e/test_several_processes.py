@@ -127,7 +127,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step_and_the_run_resume
     with together(2, *given, "-o", out, logs=tmp_path / "logs", seconds=0.3) as ranks:
         runs.until(lambda: "a step begins" in ranks[victim].said, what=ranks[victim])
         os.kill(ranks[victim].pid, signal.SIGTERM)
-        assert [rank.wait(20) for rank in ranks] == [143, 143], ranks[0].said
+        assert [rank.wait(60) for rank in ranks] == [143, 143], ranks[0].said
     assert "--resume" in ranks[0].said
     assert TrainingCheckpoints(out).files() and not (out / "record.json").exists()
     shared_run(2, *given, "--resume", out=out)
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_another_number_of_processes_when_that_is_allowed(she
     with together(2, *given, "-o", out, logs=tmp_path / "logs", seconds=0.3) as ranks:
         runs.until(lambda: "a step begins" in ranks[0].said, what=ranks[0])
         os.kill(ranks[0].pid, signal.SIGTERM)
-        assert [rank.wait(20) for rank in ranks] == [143, 143]
+        assert [rank.wait(60) for rank in ranks] == [143, 143]
     refused = aniso(*given, "-o", out, "--resume")
     assert refused.code == 3 and "processes" in refused.err and "--allow-env-change" in refused.err
     assert aniso(*given, "-o", out, "--resume", "--allow-env-change").code == 0
@@ -153,13 +153,13 @@ def test_a_process_that_is_killed_ends_the_others_with_a_reason(shelf, tmp_path)
     with together(2, *shelf.few_shot("-o", out), logs=tmp_path / "logs", seconds=0.3) as ranks:
         runs.until(lambda: "a step begins" in ranks[1].said, what=ranks[1])
         os.kill(ranks[1].pid, signal.SIGKILL)
-        assert ranks[0].wait(20) == 5, ranks[0].said
+        assert ranks[0].wait(60) == 5, ranks[0].said
     assert "PROCESS-LOST" in ranks[0].said and "--resume" in ranks[0].said
 
 
 def test_devices_starts_the_processes_and_hands_on_what_the_first_says(shelf, tmp_path):
     command = [sys.executable, "-m", "aniso", *shelf.few_shot("-o", tmp_path / "run", "--devices", 2)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("photos") == 1 and ran.stderr.count("epoch 2: loss") == 1
     assert (tmp_path / "run" / "record.json").is_file()

@@ -37,7 +37,7 @@ def _run_processes(world: int, *arguments: str) -> None:
         for rank in range(world)
     ]
     try:
-        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        said = [worker.communicate(timeout=300)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

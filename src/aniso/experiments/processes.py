@@ -156,6 +156,8 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="aniso-processes-") as place:
         shared = {_STORE: f"{place}/store", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        if sys.platform == "linux":  # they are all here, and the machine's own name may not resolve
+            shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         command = [sys.executable, "-m", "aniso", *arguments]
         workers: list[subprocess.Popen[bytes]] = []
         said = [Path(place) / f"process-{rank}" for rank in range(count)]
