@@ -23,7 +23,7 @@ NAMES = (
     *("selection", "gradient-free", "random-bases", "lora-vectors", "xk"),
 )
 OTHERS = (
-    *("addition-linearised", "joint-epochs", "learning-rates", "lpp"),
+    *("addition-linearised", "joint-epochs", "learning-rates", "lpp", "tip"),
     *("minilm-addition", "minilm-few-shot", "minilm-merging", "minilm-negation", "minilm-test-time"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
@@ -109,6 +109,15 @@ def test_what_is_said_of_lpp_on_compositions_is_what_was_recorded():
     claim = f"{pair} at four shots against {head} for LP++ and {coefficients} for coefficients alone, "
     pair, head, coefficients = map(_said, many)
     assert f"{claim}{pair} at 16 against {head} and {coefficients}" in MINI.read_text()
+
+
+def test_what_is_said_of_the_papers_tip_adapter_is_what_was_recorded():
+    text, tasks = MINI.read_text(), {"eurosat", "mnist", "pacs_photo", "sign_digits"}
+    alone, pair = "Tip-Adapter", "learned anisotropic + Tip-Adapter"
+    few, many = ([_said(_by_seed("tip", label, k, tasks)) for label in (alone, pair)] for k in (4, 16))
+    table = [_said(_by_seed("few-shot", alone, k, tasks)) for k in (4, 16)]
+    assert f"{few[0]} at four shots and {many[0]} at 16, against {table[0]} and {table[1]}" in text
+    assert f"{many[1]} against {many[0]}, and {few[1]} against {few[0]} at four" in text
 
 
 def test_what_is_said_of_learning_rates_is_what_was_recorded():
