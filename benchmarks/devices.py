@@ -70,7 +70,7 @@ def work(bank: str) -> None:
     torch.set_num_threads(1)
     model = network()
     images = torch.randn(BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(2))
-    processes = Processes.found()
+    processes = Processes.from_environment()
     joined = contextlib.nullcontext() if processes is None else processes.joined("cpu")
     with joined as mesh:
         before = resident()

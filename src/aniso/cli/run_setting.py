@@ -58,7 +58,7 @@ def run_setting(name: str, values: dict[str, Any]) -> None:
     if output.plan:
         _print_plan(setting, runtime, output)
         return
-    processes = Processes.found()
+    processes = Processes.from_environment()
     if processes is not None:
         require_shareable(setting)
         with processes.joined(runtime.device) as mesh, processes.own_directory(output.out) as out:

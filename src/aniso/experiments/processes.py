@@ -42,22 +42,22 @@ class Processes:
     local_world: int = 1
 
     @classmethod
-    def found(cls) -> Processes | None:
+    def from_environment(cls) -> Processes | None:
         """Return the processes that this one was started with; None if it is alone."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         given = [os.environ.get(name, "") for name in names]
         if not all(given) or not (os.environ.get(_STORE) or os.environ.get("MASTER_ADDR")):
             return None
         try:
-            found = cls(*map(int, given))
+            processes = cls(*map(int, given))
         except ValueError:
             raise UsageError(
                 "USAGE",
-                "the variables of torchrun are no numbers",
+                "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be whole numbers",
                 found=printable(", ".join(f"{n}={v}" for n, v in zip(names, given, strict=True))),
                 fix="start the command with torchrun, or unset them",
             ) from None
-        return found if found.world > 1 else None
+        return processes if processes.world > 1 else None
 
     @property
     def leads(self) -> bool:
@@ -132,7 +132,7 @@ def _explain_lost_processes() -> Iterator[None]:
             "PROCESS-LOST",
             "another process of this run has ended",
             reason=str(e).splitlines()[0][:200],
-            fix="see what it said; the same command with --resume continues from the last checkpoint",
+            fix="look for its error message; --resume continues from the last checkpoint",
         ) from None
 
 
@@ -160,11 +160,11 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         command = [sys.executable, "-m", "aniso", *arguments]
         workers: list[subprocess.Popen[bytes]] = []
-        said = [Path(place) / f"process-{rank}" for rank in range(count)]
+        error_files = [Path(place) / f"process-{rank}" for rank in range(count)]
         with _forwarding(workers):
             for rank in range(count):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                with said[rank].open("wb") as errors:
+                with error_files[rank].open("wb") as errors:
                     workers.append(
                         subprocess.Popen(
                             command,
@@ -176,7 +176,9 @@ def launch(count: int, arguments: Sequence[str]) -> int:
                     )
             first = _ended(workers)
         if first is not None and first != 0:
-            sys.stderr.write(f"process {first + 1} of {count} failed:\n{said[first].read_text()[-4000:]}")
+            sys.stderr.write(
+                f"process {first + 1} of {count} failed:\n{error_files[first].read_text()[-4000:]}"
+            )
         return 0 if first is None else _exit_code(workers[first].returncode)
 
 
@@ -190,7 +192,7 @@ def _ended(workers: Sequence[subprocess.Popen[bytes]]) -> int | None:
         if failed and first is None:
             first, deadline = failed[0], time.monotonic() + _PATIENCE
         if failed and 0 in failed and codes[0] == codes[first or 0]:
-            first = 0  # they failed for the same reason, and the first process has said it
+            first = 0  # they failed for the same reason, and the first process has printed it
         if None not in codes:
             return first
         if first is not None and time.monotonic() > deadline:

@@ -205,7 +205,8 @@ def features(
                 model, split, how, batch_size=batch_size, workers=workers, progress=progress
             )
         cache = None
-    cache = cache or FeatureCache(None)
+    if cache is None or (isinstance(model, Composition) and model.sharding is not None):
+        cache = FeatureCache(None)  # processes that share a model compute together, all of them or none
     key = "" if cache.directory is None else feature_key(model, split, view, views, seed)
     found = cache.get(key) if key else None
     if found is not None:

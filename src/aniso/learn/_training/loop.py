@@ -111,6 +111,14 @@ class Loop:
         model = self._trainable.model
         return model.sharding if isinstance(model, Composition) else None
 
+    def _within(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Return the check for pieces of work between two steps.
+
+        Processes that share a run agree on signals between steps only: of other work one may have more pieces
+        than another, which finds some of it cached.
+        """
+        return check if self.sharding is None else lambda: None
+
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
@@ -189,7 +197,7 @@ class Loop:
         if self._validation_due():  # the run was interrupted in a validation
             return False
         if self.step == 0:
-            self._companions.before_epoch(progress, check)
+            self._companions.before_epoch(progress, self._within(check))
         reserved = [self._companions.reserved_items(i) for i in range(len(self._terms))]
         # a few coefficients need no dropout; without it slices of a batch give the very gradient of the batch
         model.train(self._trainable.slots is None)
@@ -310,7 +318,7 @@ class Loop:
 
     def _validate(self, progress: ProgressCallback, check: Callable[[], None], *, epoch: int) -> EpochRow:
         def checked(what: str, done: int, total: int) -> None:
-            check()
+            self._within(check)()
             progress(what, done, total)
 
         measured = self._validation.measure(checked)
