@@ -11,7 +11,7 @@ import pictures
 import pytest
 
 from aniso.coefficient_matrix import BlockLabel
-from aniso.report import Estimate, Section, Table, page
+from aniso.report import Estimate, PageFigure, Section, Table, page
 from aniso.report.figures.canvas import HeatMapData
 
 Page = Any
@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Section("by task", table=columns, **named),
         Section(
             "coefficients",
-            figures=((PNG, "a map"),),
+            figures=(PageFigure(PNG, "a map"),),
             method="search",
             map_data=HeatMapData(("cars<i>",), blocks, values),
             **named,

@@ -12,6 +12,7 @@ import pytest
 
 from aniso.report import (
     Estimate,
+    PageFigure,
     Record,
     Section,
     Table,
@@ -504,7 +505,8 @@ def test_labels_are_moved_apart_and_no_further():
 def test_the_page_shows_its_sections_in_order():
     made = Table("t", ("m", "x"), (("r", Estimate(1, 0.5)),), ("a note",))
     text = page(
-        "Title", [Section("One", ("words",), made, ((FIGURES["boxes"]("png"), "seen"),), ("aniso report",))]
+        "Title",
+        [Section("One", ("words",), made, (PageFigure(FIGURES["boxes"]("png"), "seen"),), ("aniso report",))],
     )
     order = [
         "<h1>Title",
@@ -517,7 +519,35 @@ def test_the_page_shows_its_sections_in_order():
         "<code>",
     ]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
-    assert "data:image/svg+xml;base64" in page("t", [Section("s", figures=((FIGURES["boxes"]("svg"), ""),))])
+    assert "data:image/svg+xml;base64" in page(
+        "t", [Section("s", figures=(PageFigure(FIGURES["boxes"]("svg")),))]
+    )
+
+
+def test_a_page_stays_below_its_limit_with_links_to_figures_that_do_not_fit():
+    drawn = [FIGURES["boxes"]("svg") + b"<!-- " + b"x" * size + b" -->" for size in (9000, 6000, 6000)]
+    below = Section(
+        "curves", table=Table("t", ("a",), (("b",),)), figures=(PageFigure(drawn[0], "c", "c.svg"),)
+    )
+    alone = [
+        Section(name, figures=(PageFigure(d, name, f"{name}.svg"),))
+        for name, d in zip("de", drawn[1:], strict=True)
+    ]
+    sections = [*alone, below]
+    whole = page("t", sections)
+    assert whole.count("<img") == 3 and "beside this page" not in whole
+    least = len(page("t", sections, 0).encode()) + 10  # the limit is written on the page, with its digits
+    for most in range(least, len(whole.encode()) + 600, 500):
+        text = page("t", sections, most)
+        assert len(text.encode()) <= most
+        assert text.count("<img") + text.count("(figure in a file)") == 3
+    one = len(page("t", [below]).encode()) - len(page("t", [below], 0).encode())
+    tight = page("t", sections, least + one + 500)
+    assert 'alt="c"' in tight  # the figure below a table comes first, although its section is the last
+    assert '<a href="d.svg">' in tight and "2 of 3 figures are files beside this page" in tight
+    assert (
+        page("t", [Section("s", figures=(PageFigure(drawn[0]),))], 0).count("<img") == 1
+    )  # there is no file
 
 
 def test_a_report_has_every_file_and_repeats():

@@ -12,7 +12,7 @@ from aniso.errors import UsageError
 from aniso.learn.analysis import by_depth, by_kind, five_numbers
 from aniso.record_files import read_record
 from aniso.records import Metrics
-from aniso.report import Section, Table, bars, boxes, heat_map, page
+from aniso.report import PageFigure, Section, Table, bars, boxes, heat_map, page
 from aniso.report.figures import block_label
 from aniso.weights.atomic import write_text
 
@@ -86,7 +86,9 @@ def _section(heading: str, table: Table, figures: dict[str, bytes], name: str, *
         "depth": "Coefficients by layer.",
     }
     found = [(figures.get(f"{name} {kind}"), caption) for kind, caption in captions.items()]
-    return Section(heading, text, table, tuple((drawn, caption) for drawn, caption in found if drawn))
+    return Section(
+        heading, text, table, tuple(PageFigure(drawn, caption) for drawn, caption in found if drawn)
+    )
 
 
 def _metrics(directory: Path, name: str) -> Metrics:

@@ -8,7 +8,7 @@ from aniso.report.complementarity import complementarity, gains
 from aniso.report.figures import FIGURES, bars, boxes, draw_figure, few_shot_curves, heat_map, pareto
 from aniso.report.files import build, draw_figures
 from aniso.report.groups import experiments, mixed
-from aniso.report.html_page import Section, page
+from aniso.report.html_page import PageFigure, Section, page
 from aniso.report.out_of_domain import out_of_domain
 from aniso.report.predictions import TaskPredictions, class_table, confusion_table, run_predictions
 from aniso.report.tables import Estimate, Table
@@ -34,6 +34,7 @@ __all__ = [
     "heat_map",
     "boxes",
     "pareto",
+    "PageFigure",
     "Section",
     "page",
     "build",

@@ -16,7 +16,7 @@ from aniso.report.complementarity import gains
 from aniso.report.figures import FIGURES, Kind, bars, find_figure, pareto, plan_figure
 from aniso.report.figures.canvas import HeatMapData
 from aniso.report.groups import experiments, mixed
-from aniso.report.html_page import Section, page
+from aniso.report.html_page import PageFigure, Section, page
 from aniso.report.layouts import layout_for
 from aniso.report.out_of_domain import out_of_domain
 from aniso.report.predictions import (
@@ -179,7 +179,7 @@ def _part(
         png, svg = figure.draw("png"), figure.draw("svg")
         files[f"{figure.name}.png"], files[f"{figure.name}.svg"] = png, svg
         # PNG, because browsers disagree on how the page's policy applies to styles within an SVG
-        figures.append((png, figure.caption))
+        figures.append(PageFigure(png, figure.caption, f"{figure.name}.png"))
         markdown += [f"![{markdown_text(figure.caption)}]({figure.name}.png)", ""]
     if shown:
         markdown.append(shown.markdown())

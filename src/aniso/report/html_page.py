@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from aniso.errors import printable
 from aniso.report.figures.canvas import HeatMapData
@@ -15,6 +16,8 @@ from aniso.report.page_module import desk_style, hash_source, module_source
 from aniso.report.tables import Estimate, Table, shown
 
 _PNG = b"\x89PNG"
+MOST_BYTES = 2_000_000
+"""Of a page. Figures that do not fit are links to their files instead."""
 _BOOT = "\nenhanceReport(document);\n"
 
 COLOURS = """
@@ -89,13 +92,23 @@ class GalleryItem:
 
 
 @dataclass(frozen=True)
+class PageFigure:
+    """A PNG or SVG image, its caption, and the file of the same image that lies beside the page."""
+
+    image: bytes
+    caption: str = ""
+    file: str = ""
+    """Empty if there is none; the image is then part of the page however large that becomes."""
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading and, in this order, the paragraphs, table, figures, gallery and commands below it."""
 
     heading: str
     paragraphs: tuple[str, ...] = ()
     table: Table | None = None
-    figures: tuple[tuple[bytes, str], ...] = ()  # PNG or SVG, and the caption
+    figures: tuple[PageFigure, ...] = ()
     commands: tuple[str, ...] = ()
     gallery: tuple[GalleryItem, ...] = ()
     is_matrix: bool = False
@@ -112,13 +125,37 @@ class Section:
     """The numbers of the first figure, if that is a heat map."""
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
-    """Return the whole page as text."""
+def page(title: str, sections: Sequence[Section], most_bytes: int = MOST_BYTES) -> str:
+    """Return the whole page as text.
+
+    Figures are part of it as long as it stays below ``most_bytes``: first those that stand below a table,
+    then the others, in order. The remaining ones are links to their files.
+    """
+    shown = [[_link(section, figure) for figure in section.figures] for section in sections]
+    note = (
+        "{} of {} figures are files beside this page, which links to them: "
+        f"with them it would be larger than {most_bytes / 1e6:g} MB."
+    )
+    left = most_bytes - len(_page(title, sections, shown, note).encode())
+    places = [(n, i) for n, section in enumerate(sections) for i in range(len(section.figures))]
+    linked = 0
+    for n, i in sorted(places, key=lambda place: sections[place[0]].table is None):
+        drawn = _figure(sections[n], sections[n].figures[i], i)
+        cost = len(drawn.encode()) - len(shown[n][i].encode())
+        if cost <= left or not sections[n].figures[i].file:
+            shown[n][i], left = drawn, left - cost
+        else:
+            linked += 1
+    return _page(title, sections, shown, note.format(linked, len(places)) if linked else "")
+
+
+def _page(title: str, sections: Sequence[Section], figures: Sequence[Sequence[str]], note: str = "") -> str:
     style, script = STYLE + desk_style(), module_source() + _BOOT
     policy = (
         f"default-src 'none'; img-src data:; style-src {hash_source(style)}; script-src {hash_source(script)}"
     )
-    body = "\n".join(part for i, section in enumerate(sections) for part in _section(i, section))
+    numbered = enumerate(zip(sections, figures, strict=True))
+    body = "\n".join(part for i, (section, shown) in numbered for part in _section(i, section, shown))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -132,6 +169,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 <main>
 <h1>{_text(title)}</h1>
 {_contents(sections)}
+{f"<p>{_text(note)}</p>" if note else ""}
 {body}
 </main>
 <script type="module">{script}</script>
@@ -152,7 +190,7 @@ def _contents(sections: Sequence[Section]) -> str:
     return f"<nav><ul>{items}</ul></nav>"
 
 
-def _section(number: int, section: Section) -> Iterator[str]:
+def _section(number: int, section: Section, figures: Sequence[str]) -> Iterator[str]:
     yield f'<section id="s{number}"{_attributes(section)}>\n<h2>{_text(section.heading)}</h2>'
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
     if section.table is not None:
@@ -163,9 +201,7 @@ def _section(number: int, section: Section) -> Iterator[str]:
         yield f'<div data-seed="{seed}" hidden>'
         yield from _table(table, section.heading)
         yield "</div>"
-    for i, (image, caption) in enumerate(section.figures):
-        data = section.map_data if i == 0 else None
-        yield _figure(image, caption or section.heading, caption, data)
+    yield from figures
     if section.gallery:
         yield f'<div class="gallery">{"".join(map(_gallery_item, section.gallery))}</div>'
     if section.commands:
@@ -194,14 +230,21 @@ def _map_json(data: HeatMapData) -> str:
     return f'<script type="application/json" data-map>{text}</script>'
 
 
-def _figure(image: bytes, alternative: str, caption: str, data: HeatMapData | None = None) -> str:
+def _figure(section: Section, figure: PageFigure, place: int) -> str:
+    image = figure.image
     png = image.startswith(_PNG)
     kind, width = ("png", f' width="{_pixels(image) // 2}"') if png else ("svg+xml", "")
     encoded = base64.b64encode(_reduced(image) if png else image).decode()
-    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
+    below = f"<figcaption>{_text(figure.caption)}</figcaption>" if figure.caption else ""
     source = f"data:image/{kind};base64,{encoded}"
-    numbers = _map_json(data) if data is not None else ""
-    return f'<figure><img alt="{_text(alternative)}"{width} src="{source}">{below}{numbers}</figure>'
+    alternative = _text(figure.caption or section.heading)
+    numbers = _map_json(section.map_data) if place == 0 and section.map_data is not None else ""
+    return f'<figure><img alt="{alternative}"{width} src="{source}">{below}{numbers}</figure>'
+
+
+def _link(section: Section, figure: PageFigure) -> str:
+    caption = _text(figure.caption or section.heading)
+    return f'<p><a href="{_text(quote(figure.file))}">{caption}</a> (figure in a file)</p>'
 
 
 def _gallery_item(item: GalleryItem) -> str:
