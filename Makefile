@@ -32,6 +32,7 @@ check: lint types test
 # The documentation site, for reading offline. Fails on any warning, broken link or request to another host.
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(abspath $(SITE))
+	@$(BIN)/python scripts/docs/check.py $(SITE)
 	@echo "open $(SITE)/index.html"
 
 $(DOCS_READY): pyproject.toml

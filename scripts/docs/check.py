@@ -48,6 +48,15 @@ def problems(site: Path) -> list[str]:
     return found
 
 
+def sizes(site: Path) -> str:
+    """Return the number of pages, the size of the site, and its heaviest page."""
+    pages = {path: path.stat().st_size for path in site.rglob("*.html")}
+    heaviest = max(pages, key=lambda path: pages[path])
+    total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
+    name = heaviest.relative_to(site)
+    return f"{len(pages)} pages, {total / 1e6:.1f} MB; the heaviest is {name}, {pages[heaviest] / 1e3:.0f} kB"
+
+
 def _read(path: Path) -> _Page:
     page = _Page()
     page.feed(path.read_text())
@@ -68,5 +77,5 @@ def _broken(path: Path, page: _Page, pages: dict[Path, _Page]) -> Iterator[str]:
 
 if __name__ == "__main__":
     lines = problems(Path(sys.argv[1]).resolve())
-    print("\n".join(lines) or "no problems")
+    print("\n".join(lines) or sizes(Path(sys.argv[1])))
     sys.exit(bool(lines))
