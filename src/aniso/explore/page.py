@@ -30,7 +30,7 @@ def desk_page(title: str) -> tuple[str, str]:
 <style>{style}</style>
 </head>
 <body>
-<main id="desk" class="desk"><h1>{name}</h1><noscript>This page needs JavaScript.</noscript></main>
+<div class="frame"><main id="desk" class="desk"><h1>{name}</h1><noscript>This page needs JavaScript.</noscript></main></div>
 <script type="module">{script}</script>
 </body>
 </html>

@@ -14,6 +14,18 @@ from aniso.report.html_page import COLOURS
 from aniso.report.page_module import desk_style, module_source
 
 
+_FRAME = """
+.desk { color: var(--ink); background: var(--ground); border-radius: 10px;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+.desk, .desk * { box-sizing: border-box; }
+"""
+
+
+def widget_style() -> str:
+    """Return the style of the desk for its own element alone, whatever the notebook's page looks like."""
+    return (COLOURS + desk_style()).replace(":root", ".desk") + _FRAME
+
+
 def desk_widget(desk: Desk) -> Any:
     """Return a widget that shows a desk in Jupyter, Colab, VS Code or marimo; needs ``aniso[notebook]``::
 
@@ -27,9 +39,7 @@ def desk_widget(desk: Desk) -> Any:
             "the widget needs anywidget, which is not installed",
             fix="pip install 'aniso[notebook]'",
         ) from None
-    kind = type(
-        "DeskWidget", (anywidget.AnyWidget,), {"_esm": module_source(), "_css": COLOURS + desk_style()}
-    )
+    kind = type("DeskWidget", (anywidget.AnyWidget,), {"_esm": module_source(), "_css": widget_style()})
     widget = kind()
     threading.Thread(target=desk.compute_geometry, name="aniso-geometry", daemon=True).start()
     widget.on_msg(lambda _, message, buffers: widget.send(*reply(desk, message)))

@@ -20,7 +20,7 @@ export function element(tag, attributes = {}, ...children) {
   return out;
 }
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const css = (name, place) => getComputedStyle(place).getPropertyValue(name).trim();
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const rounded = (x) => Math.round(x * 1e6) / 1e6;
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
@@ -105,14 +105,14 @@ function mixed(from, to, share) {
 }
 
 class Colours {
-  constructor() {
-    this.cool = parsed(css("--cool"));
-    this.warm = parsed(css("--warm"));
-    this.zero = parsed(css("--zero"));
-    this.none = css("--none");
-    this.ink = css("--ink");
-    this.faint = css("--faint");
-    this.focus = css("--focus");
+  constructor(place) {
+    this.cool = parsed(css("--cool", place));
+    this.warm = parsed(css("--warm", place));
+    this.zero = parsed(css("--zero", place));
+    this.none = css("--none", place);
+    this.ink = css("--ink", place);
+    this.faint = css("--faint", place);
+    this.focus = css("--focus", place);
   }
 
   of(value, limit) {
@@ -165,7 +165,7 @@ export class HeatMap {
   draw() {
     const room = this.field.clientWidth;
     if (!room) return;
-    const colours = new Colours();
+    const colours = new Colours(this.root);
     this.limit = this.fixedLimit || niceLimit(this.values);
     const ratio = window.devicePixelRatio || 1;
     this.width = clamp(room / this.columns.length, 4, 28);
@@ -429,6 +429,11 @@ export class ServerSource {
 }
 
 // The same requests as messages of a notebook widget.
+// A buffer of a notebook may be a view of a part of a message.
+function bytesOf(view) {
+  return view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+}
+
 class WidgetSource {
   constructor(model) {
     this.model = model;
@@ -438,7 +443,7 @@ class WidgetSource {
       const { resolve, reject } = this.waiting.get(message.id) || {};
       this.waiting.delete(message.id);
       if (message.problem !== undefined) reject?.(new DeskError(message.problem));
-      else resolve?.(buffers && buffers.length ? buffers[0].buffer : message.answer);
+      else resolve?.(buffers && buffers.length ? bytesOf(buffers[0]) : message.answer);
     });
   }
 
@@ -465,8 +470,8 @@ class WidgetSource {
 // ------------------------------------------------------------------------------------------------ the desk
 
 export class Desk {
-  constructor(root, source, facts) {
-    Object.assign(this, { root, source, facts });
+  constructor(root, source, facts, keyTarget) {
+    Object.assign(this, { root, source, facts, keyTarget });
     this.slots = Object.fromEntries(SLOTS.map((slot) => [slot, new History(facts.values)]));
     this.results = {};
     this.active = "A";
@@ -508,7 +513,7 @@ export class Desk {
     const left = element("div", { class: "stack" }, this.mapCard(), this.sliderCard(), this.similarityCard());
     const right = element("div", { class: "stack results" }, ...this.resultCards(), this.keepCard());
     this.root.replaceChildren(bar, this.problem, element("div", { class: "columns" }, left, right));
-    document.addEventListener("keydown", (event) => this.key(event));
+    this.keyTarget.addEventListener("keydown", (event) => this.key(event));
   }
 
   button(text, act, title = text) {
@@ -977,9 +982,10 @@ export function layerRanges(blocks) {
   });
 }
 
-export async function startDesk(root, source = new ServerSource()) {
+// Keys are those of the whole page, or of another element that has focus.
+export async function startDesk(root, source = new ServerSource(), keyTarget = document) {
   try {
-    return new Desk(root, source, await source.ask("/desk"));
+    return new Desk(root, source, await source.ask("/desk"), keyTarget);
   } catch (error) {
     root.append(element("p", { class: "problem", role: "alert" }, error.message));
     return null;
@@ -1095,8 +1101,9 @@ export function enhanceReport(root) {
 
 export default {
   render({ model, el }) {
-    const root = element("div", { class: "desk" });
-    el.append(root);
-    startDesk(root, new WidgetSource(model));
+    const root = element("div", { class: "desk", "data-lm-suppress-shortcuts": "true" }); // read by JupyterLab
+    el.append(element("div", { class: "frame" }, root));
+    startDesk(root, new WidgetSource(model), root);
+    root.addEventListener("keydown", (event) => event.stopPropagation()); // else the notebook acts on it, too
   },
 };
