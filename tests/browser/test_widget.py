@@ -1,4 +1,4 @@
-"""The desk as a widget of a notebook: in a shadow root, beside cells that hear keys, and with messages for requests."""
+"""The desk as a widget of a notebook: in a shadow root, beside cells that hear keys, by messages."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ def desk_page(title: str) -> tuple[str, str]:
 <style>{style}</style>
 </head>
 <body>
-<div class="frame"><main id="desk" class="desk"><h1>{name}</h1><noscript>This page needs JavaScript.</noscript></main></div>
+<div class="frame">
+<main id="desk" class="desk"><h1>{name}</h1><noscript>This page needs JavaScript.</noscript></main>
+</div>
 <script type="module">{script}</script>
 </body>
 </html>

@@ -13,7 +13,6 @@ from aniso.json_value import JsonObject, as_object
 from aniso.report.html_page import COLOURS
 from aniso.report.page_module import desk_style, module_source
 
-
 _FRAME = """
 .desk { color: var(--ink); background: var(--ground); border-radius: 10px;
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
