@@ -139,7 +139,7 @@ def test_a_partition_of_another_package_is_parsed_described_and_used(monkeypatch
 
 
 def test_partitions_have_a_summary_each():
-    assert set(PARTITIONS.names) == {"whole", "blocks", "rows", "columns", "random"}
+    assert set(PARTITIONS.names) == {"whole", "blocks", "rows", "columns", "random", "components"}
     assert all("coefficient" in PARTITIONS.summary(name) for name in PARTITIONS.names)
 
 
