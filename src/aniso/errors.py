@@ -230,9 +230,9 @@ EXPLANATIONS: dict[str, str] = {
     "MERGE-VECTORS": "The merge rule is not defined for these vectors: there are too few, or two are equal.",
     "START": "Learning starts at zero, which is the base, or at other coefficients: a constant, a profile "
     "over layers, a file, a least-squares solution, or a merge rule.",
-    "PARTITION": "A partition is whole, blocks, rows, columns, random:K or components:K, for all blocks or for "
-    "those of some families. Components are those of vectors that are stored as factors: LoRA adapters, and "
-    "banks in storage svd:K.",
+    "PARTITION": "A partition is whole, blocks, rows, columns, random:K or components:K, for all blocks or "
+    "for those of some families. Components are those of vectors that are stored as factors: LoRA adapters, "
+    "and banks in storage svd:K.",
     "COEF-FILE": "The file is a valid safetensors file but holds no coefficients written by aniso, or its "
     "index is damaged.",
     "COEF-VALUES": "A coefficient is NaN or infinite, or there are more or fewer of them than vectors, "

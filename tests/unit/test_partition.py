@@ -48,6 +48,7 @@ def random_parts(block, parts, seed):
         ("columns", Partition.columns()),
         ("random:8", Partition.random(8, 5)),
         ("blocks@weight", Partition.kinds("weight")),
+        ("components:8", Partition.components(8)),
         ("rows@mlp,norm", Partition.rows().over("mlp", "norm")),
         ("random:3@attention", Partition.random(3, 5).over("attention")),
     ],

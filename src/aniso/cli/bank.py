@@ -101,9 +101,7 @@ def plan(
     directory: Directory,
     partition: Annotated[
         str,
-        typer.Option(
-            help="whole, blocks, rows, columns, random:K or components:K; @weight for weights only."
-        ),
+        typer.Option(help="whole, blocks, rows, columns, random:K, components:K; @weight: weights only."),
     ] = "blocks",
     memory: Annotated[
         str | None, typer.Option(help="Memory limit, such as 8GiB; default: most of what is free.")

@@ -78,8 +78,8 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             raise ValueError("rounds are not supported with factors, joint or online")
         if self.rounds > 1 and rule == "components":
             raise ValueError(
-                "rounds are not supported with partition components: a difference to the base is not stored as "
-                "factors"
+                "rounds are not supported with partition components: differences to the base are not stored "
+                "as factors"
             )
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
