@@ -355,6 +355,7 @@ def random_parts(root: Path) -> dict[str, Any]:
     import torch
 
     from aniso.compose import Partition
+    from aniso.compose._engine.block_partition import ElementPartition
     from aniso.compose._engine.delta_stack import DenseStack
     from aniso.vectors import Block, Kind
 
@@ -374,7 +375,9 @@ def random_parts(root: Path) -> dict[str, Any]:
 
         steps[str(parts)] = step
     for parts in (5, 20):
-        index = Partition.random(parts, 0).for_block(block).part_of()
+        division = Partition.random(parts, 0).for_block(block)
+        assert isinstance(division, ElementPartition)
+        index = division.part_of()
         masks = torch.nn.functional.one_hot(index, parts).T.float()
 
         def masked(masks: Any = masks) -> None:

@@ -230,8 +230,9 @@ EXPLANATIONS: dict[str, str] = {
     "MERGE-VECTORS": "The merge rule is not defined for these vectors: there are too few, or two are equal.",
     "START": "Learning starts at zero, which is the base, or at other coefficients: a constant, a profile "
     "over layers, a file, a least-squares solution, or a merge rule.",
-    "PARTITION": "A partition is whole, blocks, rows, columns or random:K, for all blocks or for those of "
-    "some families.",
+    "PARTITION": "A partition is whole, blocks, rows, columns, random:K or components:K, for all blocks or "
+    "for those of some families. Components are those of vectors that are stored as factors: LoRA adapters, "
+    "and banks in storage svd:K.",
     "COEF-FILE": "The file is a valid safetensors file but holds no coefficients written by aniso, or its "
     "index is damaged.",
     "COEF-VALUES": "A coefficient is NaN or infinite, or there are more or fewer of them than vectors, "
@@ -241,7 +242,7 @@ EXPLANATIONS: dict[str, str] = {
     "COEF-LAYOUT": "Coefficients are matched with blocks by name. Query, key and value may be one block or "
     "three; everything else must agree.",
     "COEF-PARTITION": "Coefficients belong to the partition they were learned with: rule, number of parts "
-    "and seed decide which elements each of them scales.",
+    "and seed decide what each of them scales.",
     "MERGEKIT": "A mergekit configuration and coefficients cannot express each other.",
     "MODEL-COPY": "A composition works on a copy of the model's modules that shares their weights.",
     "PLAN-MEMORY": "The composed weights alone, with two small buffers, need more memory than is allowed.",

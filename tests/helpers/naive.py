@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aniso.compose import Composition, plan
+from aniso.compose._engine.block_partition import BlockPartition, ComponentParts
 from aniso.vectors import BlockSource, Delta, Dense, LowRank, Packed, Provenance, TaskVector
 from aniso.vectors.delta import Term
 from aniso.weights import TensorMap
@@ -35,15 +36,23 @@ def dense(delta: Delta) -> Tensor:
     return (out if delta.mean is None else out + delta.mean.double().view(delta.shape)) * delta.factor
 
 
+def part_scaled(delta: Tensor, own: Tensor, partition: BlockPartition) -> Tensor:
+    """One delta with its coefficients: each over its elements, or over its singular components."""
+    if not isinstance(partition, ComponentParts):
+        return (own[partition.part_of()] * delta.reshape(-1)).view(delta.shape)
+    u, s, vt = torch.linalg.svd(delta.reshape(len(delta), -1), full_matrices=False)
+    each = [own[min(r, len(own) - 1)] * s[r] * torch.outer(u[:, r], vt[r]) for r in range(len(s))]
+    return torch.stack(each).sum(0).view(delta.shape)
+
+
 def weights(composition: Composition, model: nn.Module, values: Tensor) -> dict[str, Tensor]:
     """base + sum of coefficient * delta by the model's names, in float64, as a function of the values."""
     slots, bank, layout = composition.index, composition.bank, composition.layout
     sums: dict[str, Tensor] = {}
     for slot, own in zip(slots.blocks, slots.divided(values.double()), strict=True):
-        part = slot.partition.part_of()
-        deltas = [dense(bank[v][slot.block.name]).reshape(-1) for v in slot.vectors]
-        total = sum((own[i][part] * delta for i, delta in enumerate(deltas)), torch.zeros(()).double())
-        sums[slot.block.name] = total.view(slot.block.shape)
+        deltas = [dense(bank[v][slot.block.name]) for v in slot.vectors]
+        scaled = [part_scaled(delta, own[i], slot.partition) for i, delta in enumerate(deltas)]
+        sums[slot.block.name] = sum(scaled, torch.zeros(()).double()).view(slot.block.shape)
     out, base = {}, model.state_dict()
     for key, places in layout.places.items():
         if not any(place.block.name in sums for place in places):

@@ -21,6 +21,7 @@ from aniso.vectors.convert import convert
 from aniso.weights import open_weights, save_safetensors
 
 PARTITIONS = ["whole", "blocks", "rows", "columns", "random:5", "blocks@weight", "random:3@norm,bias"]
+PARTITIONS.append("components:5")
 LACKING = "layers.1.fc.weight"
 """The block that vector b does not change."""
 STILL = "layers.2.ln.weight"
@@ -74,6 +75,7 @@ PARTS = {
     "random:5": {"fc.weight": 5, "fc.bias": 5, "ln.weight": 5, "gate": 1},
     "blocks@weight": {"fc.weight": 1},
     "random:3@norm,bias": {"fc.bias": 3, "ln.weight": 3},
+    "components:5": {"fc.weight": 5, "fc.bias": 1, "ln.weight": 1, "gate": 1},
 }
 
 

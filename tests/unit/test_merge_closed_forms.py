@@ -22,7 +22,7 @@ from aniso.merge import (
     TaskArithmetic,
     Ties,
 )
-from aniso.merge.spectral import components
+from aniso.vectors.singular import components
 
 SHAPES = ((12, 20), (20, 12), (16, 16))
 SPECTRAL = (TSV(), IsoC(), IsoCTS(), Cart(rank=0.25), Aswudi(), Swudi())

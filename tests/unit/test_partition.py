@@ -48,6 +48,7 @@ def random_parts(block, parts, seed):
         ("columns", Partition.columns()),
         ("random:8", Partition.random(8, 5)),
         ("blocks@weight", Partition.kinds("weight")),
+        ("components:8", Partition.components(8)),
         ("rows@mlp,norm", Partition.rows().over("mlp", "norm")),
         ("random:3@attention", Partition.random(3, 5).over("attention")),
     ],
@@ -139,7 +140,7 @@ def test_a_partition_of_another_package_is_parsed_described_and_used(monkeypatch
 
 
 def test_partitions_have_a_summary_each():
-    assert set(PARTITIONS.names) == {"whole", "blocks", "rows", "columns", "random"}
+    assert set(PARTITIONS.names) == {"whole", "blocks", "rows", "columns", "random", "components"}
     assert all("coefficient" in PARTITIONS.summary(name) for name in PARTITIONS.names)
 
 

@@ -136,7 +136,7 @@ def test_stacks_compose_as_dense_ones_do(partition):
         deltas = {v: bank[v][entry.block.name] for v in entry.vectors}
         if kind == "dense":
             deltas = {v: Dense(d.dense()) for v, d in deltas.items()}
-        (stack,) = stack_deltas(deltas, rows)
+        (stack,) = stack_deltas(entry, deltas, rows)
         out = states()[0][entry.block.name].reshape(-1).clone()
         stack.add_to(out, own.float(), entry.partition)
         products = stack.dots(torch.linspace(-1, 1, out.numel()), entry.partition)

@@ -100,7 +100,8 @@ def ls(directory: Directory, json: show.Json = False) -> None:
 def plan(
     directory: Directory,
     partition: Annotated[
-        str, typer.Option(help="whole, blocks, rows, columns or random:K; @weight for weights only.")
+        str,
+        typer.Option(help="whole, blocks, rows, columns, random:K, components:K; @weight: weights only."),
     ] = "blocks",
     memory: Annotated[
         str | None, typer.Option(help="Memory limit, such as 8GiB; default: most of what is free.")
@@ -190,7 +191,7 @@ def quantise(
 ) -> None:
     """Write a bank in another storage, and show the precision lost."""
     checks.existing_bank(directory)
-    checks.one_of("--storage", storage, checks.STORAGES)
+    checks.known_storage(storage)
     bank = options.open_bank(directory)
     total = 4 * len(bank) * sum(block.numel for block in bank.layout.blocks)
     with show.progress("packing", total) as advance:
@@ -206,7 +207,7 @@ def _gain(facts: Any) -> str:
 
 def _require_inputs(base: str, tuned: list[str], storage: str | None, rename: list[str] | None) -> None:
     """Check arguments before torch is imported."""
-    checks.one_of("--storage", storage, checks.STORAGES)
+    checks.known_storage(storage)
     options.renames(rename)
     for ref in (base, *options.named_files(tuned).values()):
         checks.existing_weights(ref)

@@ -14,6 +14,7 @@ from pathlib import Path
 from aniso.errors import InputError, UsageError, printable
 
 STORAGES = ("fp32", "fp16", "bf16", "int8", "int4", "residual4", "residual2")
+_SVD = re.compile(r"svd:[1-9][0-9]{0,4}")
 DTYPES = ("fp32", "fp16", "bf16")
 SPLITS = ("train", "val", "test")
 CHECKPOINTS = ("safetensors", "open_clip", "huggingface")
@@ -29,6 +30,12 @@ def one_of(option: str, value: str | None, allowed: Sequence[str]) -> None:
             f"invalid value '{printable(value)}' for {option}: choose {choices}",
             fix=f"{option} {allowed[0]}",
         )
+
+
+def known_storage(value: str | None) -> None:
+    """Require a storage of vectors, if one was given."""
+    if value is not None and not _SVD.fullmatch(value):
+        one_of("--storage", value, (*STORAGES, "svd:K"))
 
 
 def hub_id(option: str, value: str | None) -> None:

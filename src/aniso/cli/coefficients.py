@@ -173,7 +173,7 @@ def _draw(found: Coefficients, figure: Path, overwrite: bool) -> None:
 
 
 def _report(made: Coefficients, json: bool) -> None:
-    matrix = made.matrix()
+    matrix, components = made.matrix(), _components(made)
     if json:
         cells = matrix.tolist()
         show.as_json(
@@ -187,6 +187,7 @@ def _report(made: Coefficients, json: bool) -> None:
                 "blocks": list(made.blocks),
                 # absent cells are null: NaN is no JSON
                 "matrix": [[None if x != x else x for x in row] for row in cells],
+                **({"components": components} if components else {}),
             }
         )
         return
@@ -201,3 +202,22 @@ def _report(made: Coefficients, json: bool) -> None:
         numbers = [float(x) for x in (known.mean(), known.min(), known.max())] if len(known) else [0.0] * 3
         rows.append((name, len(known), *numbers))
     show.table(("vector", "blocks", "mean", "min", "max"), rows)
+    if components:
+        heads = [name.replace("_", " ") for name in components[0]]
+        show.table(heads, [tuple(row.values()) for row in components])
+
+
+def _components(made: Coefficients) -> list[dict[str, float]]:
+    """Statistics of each singular component over vectors and matrices, if coefficients are of components."""
+    from aniso.learn.analysis import by_component
+
+    return [
+        {
+            "component": int(number),
+            "mean": float(own.mean()),
+            "mean_size": float(own.abs().mean()),
+            "min": float(own.min()),
+            "max": float(own.max()),
+        }
+        for number, own in by_component(made).items()
+    ]

@@ -71,10 +71,10 @@ def merge(
         ("--small", small, _SMALL),
         ("--space", space, _SPACE),
         ("--as", form, _FORMS),
-        ("--storage", storage, checks.STORAGES),
         ("--to", to, checks.BAKED),
     ):
         checks.one_of(word, value, allowed)
+    checks.known_storage(storage)
     _require_outputs(out, bake, base, plan=plan, overwrite=overwrite)
     given = _given_options(option, scale, form)
     checks.existing_bank(bank)

@@ -22,7 +22,11 @@ Base = Annotated[
 ]
 Bank = Annotated[Path, typer.Option("--bank", help="The bank: a directory, or mini.")]
 Storage = Annotated[
-    str, typer.Option("--storage", help="fp32, fp16, bf16, int8, int4, residual4 or residual2.")
+    str,
+    typer.Option(
+        "--storage",
+        help="fp32, fp16, bf16, int8, int4, residual4, residual2, or svd:K for K singular components.",
+    ),
 ]
 SkipKey = Annotated[
     list[str] | None,

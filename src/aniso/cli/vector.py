@@ -30,7 +30,7 @@ def make(
     json: show.Json = False,
 ) -> None:
     """Make a task vector: fine-tuned weights minus base weights."""
-    checks.one_of("--storage", storage, checks.STORAGES)
+    checks.known_storage(storage)
     options.renames(rename)
     for ref in (tuned, base):
         checks.existing_weights(ref)

@@ -217,6 +217,6 @@ class Baked(WeightSource):
         for vector, row in moving:
             # one vector at a time, so that one block is in memory beside the output
             delta = self._bank[vector][entry.block.name]
-            for stack in stack_deltas({vector: delta}, {vector: 0}):
+            for stack in stack_deltas(entry, {vector: delta}, {vector: 0}):
                 stack.add_to(flat, row.unsqueeze(0).to(values.dtype), entry.partition)
         return values

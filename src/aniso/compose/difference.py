@@ -42,7 +42,7 @@ def _summed(bank: Bank, entry: BlockCoefficients, own: Tensor) -> Tensor:
     total = torch.zeros(entry.block.shape)
     for vector, row in zip(entry.vectors, own, strict=True):
         if bool(row.any()):
-            for stack in stack_deltas({vector: bank[vector][entry.block.name]}, {vector: 0}):
+            for stack in stack_deltas(entry, {vector: bank[vector][entry.block.name]}, {vector: 0}):
                 stack.add_to(total.view(-1), row.unsqueeze(0).to(total.dtype), entry.partition)
     return total
 

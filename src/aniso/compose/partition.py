@@ -12,11 +12,11 @@ from aniso.errors import UsageError, printable
 from aniso.json_value import JsonValue
 from aniso.registry import PARTITIONS
 from aniso.vectors import Block, Kind
+from aniso.vectors.block import MATRICES
 
 # A family of blocks: its name in --partition, and the kinds that it covers.
-_MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.POOLER, Kind.OTHER})
 FAMILIES: dict[str, frozenset[Kind]] = {
-    "weight": _MATRICES,
+    "weight": MATRICES,
     "attention": frozenset({Kind.ATTENTION}),
     "mlp": frozenset({Kind.MLP}),
     "conv": frozenset({Kind.CONV}),
@@ -42,7 +42,7 @@ class Partition:
     """
 
     rule: str = "blocks"
-    """A name in ``aniso.registry.PARTITIONS``: whole, blocks, rows, columns or random."""
+    """A name in ``aniso.registry.PARTITIONS``: whole, blocks, rows, columns, random or components."""
     families: tuple[str, ...] = ()
     """Only blocks of these families have coefficients; all of them when empty."""
     parts: int = 1
@@ -92,8 +92,16 @@ class Partition:
         return cls("random", (), parts, seed)
 
     @classmethod
+    def components(cls, count: int) -> Partition:
+        """``count`` coefficients for each vector and matrix, one for each of its largest singular components.
+
+        Vectors must be LoRA adapters, or of a bank in storage ``svd:K``.
+        """
+        return cls("components", (), count)
+
+    @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> Partition:
-        """Read a partition such as ``blocks``, ``rows`` or ``random:4``, maybe followed by ``@weight,norm``.
+        """Read a partition such as ``blocks``, ``rows`` or ``components:8``, maybe with ``@weight,norm``.
 
         ``seed`` is used by rules that draw at random, and ignored by others.
         """
@@ -122,6 +130,11 @@ class Partition:
         """Return the partition of one block."""
         return _rule(self.rule)(self.parts, self.seed).for_block(block)
 
+    @property
+    def note_on_fewer(self) -> str:
+        """What to tell about blocks with fewer coefficients than were asked for."""
+        return _rule(self.rule).note_on_fewer
+
     def __str__(self) -> str:
         rule = _rule(self.rule)(self.parts, self.seed).describe()
         return f"{rule}, {' and '.join(self.families)} blocks only" if self.families else rule
@@ -148,8 +161,7 @@ def _choices() -> str:
 
 
 def _is_of(block: Block, family: str) -> bool:
-    # a weight has rows and columns: some biases and norms have names that say nothing
-    return block.kind in FAMILIES[family] and (family != "weight" or len(block.shape) > 1)
+    return block.is_matrix if family == "weight" else block.kind in FAMILIES[family]
 
 
 def _usage(message: str, expected: str) -> UsageError:

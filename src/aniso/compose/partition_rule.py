@@ -27,6 +27,8 @@ class PartitionRule(ABC):
     """True if the division depends on a seed."""
     is_shared: ClassVar[bool] = False
     """True if all blocks of a vector share one coefficient."""
+    note_on_fewer: ClassVar[str] = "have fewer elements than parts: one part each element there"
+    """What to tell about blocks with fewer coefficients than were asked for."""
 
     def __init__(self, parts: int = 1, seed: int = 0) -> None:
         self.parts = parts

@@ -165,7 +165,7 @@ class Plan:
             f"memory         {show_bytes(self.memory)} beyond the model and its activations, "
             f"of {show_bytes(self.budget)} allowed",
         ]
-        few_bits = [s for s in self.storage if s != "fp32"]
+        few_bits = [s for s in self.storage if s != "fp32" and not s.startswith("svd:")]
         if few_bits:
             path = "compiled (numba)" if self.fast else "plain torch; pip install 'aniso[fast]' is faster"
             lines.append(f"few-bit path   {path}")

@@ -10,9 +10,9 @@ from torch import Tensor
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.merging import MergeKeywords, merge
-from aniso.merge.spectral import components
 from aniso.registry import MERGE_RULES
 from aniso.vectors import Bank, TaskVector
+from aniso.vectors.singular import components
 
 
 @MERGE_RULES.register("cart")

@@ -15,9 +15,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.merge.spectral import components, orthonormal_basis
+from aniso.merge.spectral import orthonormal_basis
 from aniso.vectors import LowRank
 from aniso.vectors.delta import Term
+from aniso.vectors.singular import components
 
 
 @final

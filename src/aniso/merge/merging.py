@@ -16,9 +16,9 @@ from aniso.merge.core_space import CoreSpace
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.sources import require_sources, source_hash, source_notes
-from aniso.merge.spectral import NOTHING
 from aniso.merge.units import Unit, block_of, units_of
 from aniso.vectors import Bank, Block, Delta, Dense, Kind, LowRank, Provenance, TaskVector
+from aniso.vectors.singular import NOTHING
 from aniso.vectors.sparse_rows import sparse_rows
 from aniso.weights.files import Progress
 

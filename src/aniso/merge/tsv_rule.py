@@ -10,9 +10,10 @@ from torch import Tensor
 from aniso.merge.deltas import Deltas
 from aniso.merge.merge_rule import MergeRule
 from aniso.merge.merging import MergeKeywords, merge
-from aniso.merge.spectral import components, joined, polar
+from aniso.merge.spectral import joined, polar
 from aniso.registry import MERGE_RULES
 from aniso.vectors import Bank, TaskVector
+from aniso.vectors.singular import components
 
 
 @MERGE_RULES.register("tsv")

@@ -48,6 +48,10 @@ class Kind(StrEnum):
     LOGIT_SCALE = "logit scale"
 
 
+MATRICES = frozenset({Kind.ATTENTION, Kind.MLP, Kind.CONV, Kind.PROJECTION, Kind.POOLER, Kind.OTHER})
+"""The kinds of weights that are linear maps, as embeddings are not."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows ``start:stop`` of a block are rows from ``offset`` on of the tensor ``key``."""
@@ -88,6 +92,16 @@ class Block:
         """The shape as a matrix: the first dimension by all others."""
         rows = self.shape[0] if self.shape else 1
         return rows, self.numel // max(1, rows)
+
+    @property
+    def is_matrix(self) -> bool:
+        """True for the weight of a linear map: some biases and norms have names that tell nothing."""
+        return self.kind in MATRICES and len(self.shape) > 1
+
+    @property
+    def most_components(self) -> int:
+        """The largest number of singular components of a matrix; 1 for other blocks, which have none."""
+        return max(1, min(self.matrix_shape)) if self.is_matrix else 1
 
 
 def _piece(part: Part, read: Callable[[str], Tensor], dtype: torch.dtype | None) -> Tensor:

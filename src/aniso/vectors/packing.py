@@ -6,6 +6,7 @@ Codes of 2 bits have four levels at half steps, which is the better choice when 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,8 +21,14 @@ SMALL = 4096  # blocks up to this size stay in full precision: together they are
 _TWO_BIT_STEP = 0.9957
 
 
+_SVD = re.compile(r"svd:([1-9][0-9]{0,4})")
+
+
 class Storage(StrEnum):
-    """The storage of dense vectors on disk and in memory; low-rank vectors always stay factored."""
+    """The storage of vectors on disk and in memory; low-rank vectors stay factored in all of them.
+
+    There is also ``svd:K`` for every K: matrices as their K largest singular components.
+    """
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -34,14 +41,30 @@ class Storage(StrEnum):
     @classmethod
     def of(cls, name: str) -> Storage:
         """Return the storage of a name; raises an error that lists the names."""
-        if name not in list(cls):
+        try:
+            return cls(name)
+        except ValueError:
             raise UsageError(
                 "USAGE",
                 f"there is no storage '{printable(name)}'",
-                expected=", ".join(cls),
+                expected=f"{', '.join(cls)} or svd:K",
                 fix="choose one of these",
-            )
-        return cls(name)
+            ) from None
+
+    @classmethod
+    def _missing_(cls, value: object) -> Storage | None:
+        """Return ``svd:K``, which is not a fixed name."""
+        if not isinstance(value, str) or not _SVD.fullmatch(value):
+            return None
+        storage = str.__new__(cls, value)
+        storage._name_ = storage._value_ = str(value)
+        return storage
+
+    @property
+    def rank(self) -> int | None:
+        """The number of singular components of a matrix; None for storages that keep numbers of elements."""
+        found = _SVD.fullmatch(self.value)
+        return int(found[1]) if found else None
 
     @property
     def packing(self) -> Packing | None:
@@ -59,6 +82,7 @@ class Storage(StrEnum):
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.value, torch.float32)
 
     def bytes_per_element(self, vectors: int) -> float:
+        """Return the bytes of an element of what is not factored."""
         packing = self.packing
         if packing is None:
             return float(self.dtype.itemsize)

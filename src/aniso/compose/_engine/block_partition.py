@@ -1,8 +1,9 @@
-"""Partitions of one block: which of its elements each coefficient scales, and the arithmetic of that.
+"""Partitions of one block: what each coefficient scales, and the arithmetic of that.
 
-A tile is a range of elements of a block for all vectors, ``(vectors, elements)``, that starts at element
-``start`` of the block. A composition does two things with task vectors: it adds scaled tiles to the weights
-and multiplies tiles with the gradient. A partition does both without an index or a mask per element.
+Coefficients scale some of a block's elements, or some of the ranks of low-rank vectors. A tile is a range of
+elements of a block for all vectors, ``(vectors, elements)``, that starts at element ``start`` of the block.
+A composition does two things with task vectors: it adds scaled tiles to the weights and multiplies tiles with
+the gradient. A partition of elements does both without an index or a mask per element.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class BlockPartition(ABC):
     """The parts of one block. The block's coefficients are a matrix, vectors by parts."""
 
     numel: int
+    scales_ranks: bool = False
+    """True if each rank of a low-rank vector has one coefficient, so that factors stay factors."""
 
     @property
     @abstractmethod
@@ -36,12 +39,40 @@ class BlockPartition(ABC):
         return 1
 
     @abstractmethod
-    def part_of(self) -> Tensor:
-        """Return the part of every element as a flat tensor; the arithmetic below never needs it."""
+    def describe(self, part: int) -> str:
+        """Return a phrase for what a part's coefficient scales."""
+
+
+@final
+@dataclass(frozen=True)
+class ComponentParts(BlockPartition):
+    """One coefficient for each singular component of a low-rank vector, the last for all smaller ones.
+
+    A vector of lower rank has coefficients that scale nothing.
+    """
+
+    numel: int
+    parts: int
+    scales_ranks = True
+
+    @property
+    def count(self) -> int:
+        return self.parts
+
+    def describe(self, part: int) -> str:
+        return f"singular component {part}" + (" and all smaller ones" if part == self.parts - 1 else "")
+
+    def part_of_rank(self, rank: int) -> Tensor:
+        """Return the part of each rank of a vector whose ranks are its components in descending order."""
+        return torch.arange(rank).clamp_(max=self.parts - 1)
+
+
+class ElementPartition(BlockPartition):
+    """A partition of the elements of a block."""
 
     @abstractmethod
-    def describe(self, part: int) -> str:
-        """Return a phrase for the elements that a part's coefficient scales."""
+    def part_of(self) -> Tensor:
+        """Return the part of every element as a flat tensor; the arithmetic below never needs it."""
 
     def expand(self, coefficients: Tensor) -> Tensor:
         """Return the coefficients in the form that ``add`` takes; called once for all tiles."""
@@ -66,10 +97,11 @@ class BlockPartition(ABC):
 
 @final
 @dataclass(frozen=True)
-class WholeBlock(BlockPartition):
+class WholeBlock(ElementPartition):
     """One coefficient for the whole block."""
 
     numel: int
+    scales_ranks = True
 
     @property
     def count(self) -> int:
@@ -102,7 +134,7 @@ def one_vector_at_a_time(flat: Tensor) -> bool:
 
 @final
 @dataclass(frozen=True)
-class RowParts(BlockPartition):
+class RowParts(ElementPartition):
     """One coefficient for each row, which is an output of a weight matrix."""
 
     rows: int
@@ -141,7 +173,7 @@ class RowParts(BlockPartition):
 
 @final
 @dataclass(frozen=True)
-class ColumnParts(BlockPartition):
+class ColumnParts(ElementPartition):
     """One coefficient for each column, which is an input of a weight matrix."""
 
     rows: int
@@ -176,7 +208,7 @@ class ColumnParts(BlockPartition):
 
 @final
 @dataclass(frozen=True)
-class RandomParts(BlockPartition):
+class RandomParts(ElementPartition):
     """Elements assigned at random to ``count`` parts whose sizes differ by at most one.
 
     The block is cut into runs. Along a run, parts follow one random sequence, the same for all runs but

@@ -79,7 +79,7 @@ class CoefficientIndex:
 
     @property
     def capped(self) -> tuple[BlockCoefficients, ...]:
-        """Blocks with fewer elements than the partition has parts."""
+        """Blocks with fewer coefficients per vector than the partition has parts."""
         return tuple(s for s in self.blocks if s.partition.count < self.partition.parts)
 
     @property
@@ -87,8 +87,7 @@ class CoefficientIndex:
         """Warnings for the user: where the partition differs from what was asked for."""
         if not self.capped:
             return ()
-        fewer = f"{len(self.capped)} of {len(self.blocks)} blocks have fewer elements than parts"
-        return (f"{fewer}: one part each element there",)
+        return (f"{len(self.capped)} of {len(self.blocks)} blocks {self.partition.note_on_fewer}",)
 
     def divided(self, values: Tensor) -> list[Tensor]:
         """Return each block's coefficients as a matrix, vectors by parts; gradients reach ``values``."""

@@ -15,7 +15,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose._engine.block_partition import BlockPartition, WholeBlock, one_vector_at_a_time
+from aniso.compose._engine.block_partition import (
+    BlockPartition,
+    ElementPartition,
+    WholeBlock,
+    one_vector_at_a_time,
+)
 from aniso.compose._engine.scratch import scratch
 from aniso.compose._kernels import dispatch
 from aniso.vectors import Packing
@@ -67,12 +72,7 @@ class DeltaStack(ABC):
         ``base`` may be ``out`` itself; None stands for zeros.
         """
         own = coefficients[list(self.vectors)]
-        if (
-            self.numel
-            and isinstance(partition, WholeBlock)
-            and bool(own.any())
-            and self._try_write(out, base, own)
-        ):
+        if self.numel and partition.scales_ranks and bool(own.any()) and self._try_write(out, base, own):
             return
         if base is None:
             out.zero_()
@@ -104,6 +104,7 @@ class DeltaStack(ABC):
         """Return ``<delta, gradient>`` as vectors by parts; the gradient is flat."""
         if not self.numel:
             return gradient.new_zeros(len(self.vectors), partition.count)
+        partition = _by_element(partition)
         total = partition.accumulator(gradient.expand(len(self.vectors), -1))
         for start, tile in self.tiles(partition.alignment, gradient.dtype):
             piece = gradient[start : start + tile.shape[1]]
@@ -111,6 +112,7 @@ class DeltaStack(ABC):
         return partition.sum_by_part(total)
 
     def _add(self, out: Tensor, own: Tensor, partition: BlockPartition) -> None:
+        partition = _by_element(partition)
         expanded = partition.expand(own)
         for start, tile in self.tiles(partition.alignment, out.dtype):
             partition.add(out[start : start + tile.shape[1]], tile, expanded, self.offset + start)
@@ -124,6 +126,11 @@ class DeltaStack(ABC):
         size = max(1, _TILE // (len(self.vectors) * unit)) * unit
         for start in range(0, self.numel, size):
             yield start, min(start + size, self.numel)
+
+
+def _by_element(partition: BlockPartition) -> ElementPartition:
+    assert isinstance(partition, ElementPartition)  # components scale low-rank stacks, which add ranks
+    return partition
 
 
 @final

@@ -88,7 +88,7 @@ class DeltaStore:
 
     def _load(self, entry: BlockCoefficients, bank: Bank) -> list[DeltaStack]:
         row_of = {vector: i for i, vector in enumerate(entry.vectors)}
-        stacks = stack_deltas(bank.read_block(entry.block.name, exact=False), row_of)
+        stacks = stack_deltas(entry, bank.read_block(entry.block.name, exact=False), row_of)
         if self._sharding:
             stacks = [self._sharding.cut(entry, stack) for stack in stacks]
         stacks = [stack.to(self._device) for stack in stacks]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from aniso.compose._engine import torch_internals
-from aniso.compose._engine.block_partition import WholeBlock
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.delta_store import DeltaStore
 from aniso.compose._engine.sharded import Sharding
@@ -263,7 +262,7 @@ def _low_rank_updates(buffer: WeightBuffer, store: DeltaStore) -> list[LowRankUp
         return []
     entry = buffer.blocks[0].entry
     stack = store.low_rank_stack(entry)
-    if stack is None or not isinstance(entry.partition, WholeBlock):
+    if stack is None or not entry.partition.scales_ranks:
         return []
     # rows of the stack's vectors are those of the coefficients in order, since there is no other stack
     rows, columns = buffer.shape

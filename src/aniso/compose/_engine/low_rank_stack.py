@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose._engine.block_partition import BlockPartition, WholeBlock
+from aniso.compose._engine.block_partition import BlockPartition, ComponentParts
 from aniso.compose._engine.delta_stack import DeltaStack
 from aniso.compose._engine.scratch import scratch
 from aniso.vectors import LowRank
@@ -19,37 +19,40 @@ from aniso.vectors import LowRank
 class StackedFactors:
     """The concatenated low-rank factors of several vectors over rows ``start:stop`` of a block.
 
-    ``b`` and ``a`` have one column and one row for each rank; ``owner`` is the vector that a rank belongs to.
+    ``b`` and ``a`` have one column and one row for each rank; ``owner`` is the vector that a rank belongs to,
+    and ``part`` the part of the vector's coefficients that scales it. Ranks are sorted by both.
     """
 
-    def __init__(self, start: int, b: Tensor, a: Tensor, scale: Tensor, owner: Tensor) -> None:
+    def __init__(self, start: int, b: Tensor, a: Tensor, scale: Tensor, owner: Tensor, part: Tensor) -> None:
         self.start = start
         self.stop = start + b.shape[0]
         self.b = b
         self.a = a
         self.scale = scale
         self.owner = owner
+        self.part = part
 
     def cut(self, first: int, last: int) -> StackedFactors:
         """Return the factors of rows ``first:last`` of the block, counted from ``first``."""
         low, high = max(first, self.start), min(last, self.stop)
-        return StackedFactors(
-            low - first, self.b[low - self.start : high - self.start], self.a, self.scale, self.owner
-        )
+        b = self.b[low - self.start : high - self.start]
+        return StackedFactors(low - first, b, self.a, self.scale, self.owner, self.part)
 
     def to(self, device: torch.device) -> StackedFactors:
-        moved = (t.to(device) for t in (self.b, self.a, self.scale, self.owner))
+        moved = (t.to(device) for t in (self.b, self.a, self.scale, self.owner, self.part))
         return StackedFactors(self.start, *moved)
 
     def scaled(self, coefficients: Tensor) -> Tensor:
-        """Return one number for each rank: its vector's coefficient times its scale."""
-        return coefficients[self.owner] * self.scale.to(coefficients.dtype)
+        """Return one number for each rank: its coefficient, of vectors by parts, times its scale."""
+        return coefficients[self.owner, self.part] * self.scale.to(coefficients.dtype)
 
-    def by_vector(self, products: Tensor, vectors: int) -> Tensor:
-        """Return the sum over each vector's ranks, which are sorted by vector, so nothing is scattered."""
+    def by_part(self, products: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the sums over the ranks of each vector and part; these are sorted: nothing is scattered."""
+        vectors, parts = shape
         running = (products.double() * self.scale).cumsum(0)  # in double, where differences lose nothing
-        ends = torch.searchsorted(self.owner, torch.arange(vectors + 1, device=self.owner.device))
-        return torch.nn.functional.pad(running, (1, 0))[ends].diff().to(products.dtype)
+        every = torch.arange(vectors * parts + 1, device=self.owner.device)
+        ends = torch.searchsorted(self.owner * parts + self.part, every)
+        return torch.nn.functional.pad(running, (1, 0))[ends].diff().view(shape).to(products.dtype)
 
     def fill(self, tile: Tensor, rows: slice) -> None:
         """Add each vector's product ``b @ a`` to its row of a tile over the block's rows ``rows``."""
@@ -68,7 +71,7 @@ class LowRankStack(DeltaStack):
     """Deltas ``b @ a`` that are never multiplied out for a vector; all vectors' factors are concatenated.
 
     Factors over the same rows of the block are concatenated; a block whose query, key and value have adapters
-    of their own has three ``StackedFactors``.
+    of their own has three ``StackedFactors``. Coefficients scale ranks, or elements in tiles.
     """
 
     def __init__(
@@ -110,11 +113,11 @@ class LowRankStack(DeltaStack):
             yield start, tile
 
     def _add(self, out: Tensor, own: Tensor, partition: BlockPartition) -> None:
-        if not isinstance(partition, WholeBlock):
+        if not partition.scales_ranks:
             return super()._add(out, own, partition)
         matrix = out.view(self.shape)
         for factors in self.factors:
-            b = factors.b.to(out.dtype) * factors.scaled(own[:, 0])
+            b = factors.b.to(out.dtype) * factors.scaled(own)
             matrix[factors.start : factors.stop].addmm_(b, factors.a.to(out.dtype))
         return None
 
@@ -123,24 +126,28 @@ class LowRankStack(DeltaStack):
             return False
         if base is None or base.dtype != out.dtype:
             return False
-        b = self.factors[0].b.to(out.dtype) * self.factors[0].scaled(own[:, 0])
+        b = self.factors[0].b.to(out.dtype) * self.factors[0].scaled(own)
         torch.addmm(base.view(self.shape), b, self.factors[0].a.to(out.dtype), out=out.view(self.shape))
         return True
 
     def dots(self, gradient: Tensor, partition: BlockPartition) -> Tensor:
-        if not isinstance(partition, WholeBlock):
+        if not partition.scales_ranks:
             return super().dots(gradient, partition)
-        matrix = gradient.view(self.shape)
-        total = gradient.new_zeros(len(self.vectors))
+        matrix, shape = gradient.view(self.shape), (len(self.vectors), partition.count)
+        total = gradient.new_zeros(shape)
         for factors in self.factors:
             rows = matrix[factors.start : factors.stop]
             products = (factors.b.to(gradient.dtype).T @ rows).mul_(factors.a.to(gradient.dtype)).sum(1)
-            total += factors.by_vector(products, len(self.vectors))
-        return total.unsqueeze(1)
+            total += factors.by_part(products, shape)
+        return total
 
 
-def stacked_factors(deltas: list[LowRank]) -> list[StackedFactors]:
-    """Return the stacked factors for each range of rows that the vectors' factors fill."""
+def stacked_factors(deltas: list[LowRank], components: ComponentParts | None = None) -> list[StackedFactors]:
+    """Return the stacked factors for each range of rows that the vectors' factors fill.
+
+    If the deltas are singular components, ``components`` divides their ranks.
+    """
+    by_rank = components or ComponentParts(0, 1)
     places: dict[tuple[int, int], list[tuple[int, Tensor, Tensor, float]]] = {}
     for i, delta in enumerate(deltas):
         for term in delta.terms:
@@ -155,6 +162,7 @@ def stacked_factors(deltas: list[LowRank]) -> list[StackedFactors]:
                 torch.cat([a for _, _, a, _ in terms]),
                 torch.tensor([scale for *_, scale in terms], dtype=torch.float64).repeat_interleave(ranks),
                 torch.tensor([i for i, *_ in terms]).repeat_interleave(ranks),
+                torch.cat([by_rank.part_of_rank(rank) for rank in ranks.tolist()]),
             )
         )
     return out

@@ -116,9 +116,7 @@ def _by_column(partition: BlockPartition, entry: BlockCoefficients) -> bool:
 
 def _require_divisible(partition: BlockPartition, entry: BlockCoefficients) -> None:
     if not isinstance(partition, WholeBlock | RowParts | ColumnParts):
-        raise _misfit(
-            entry.block.name, "is divided at random, over other elements", "the same blocks", "others"
-        )
+        raise _misfit(entry.block.name, "is divided at random or by components", "the same blocks", "others")
 
 
 def _require_blocks(index: CoefficientIndex, mine: CoefficientIndex) -> None:

@@ -8,18 +8,44 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aniso.compose._engine.block_partition import ComponentParts
+from aniso.compose._engine.coefficient_index import BlockCoefficients
 from aniso.compose._engine.delta_stack import DeltaStack, DenseStack, PackedStack
 from aniso.compose._engine.low_rank_stack import LowRankStack, stacked_factors
 from aniso.compose._engine.sparse_stack import SparseStack
+from aniso.errors import InputError, printable
 from aniso.vectors import Delta, Dense, LowRank, Packed, SparseRows
+from aniso.vectors.singular import low_rank_approximation
 
 
-def stack_deltas(deltas: Mapping[str, Delta], row_of: Mapping[str, int]) -> list[DeltaStack]:
+def stack_deltas(
+    entry: BlockCoefficients, deltas: Mapping[str, Delta], row_of: Mapping[str, int]
+) -> list[DeltaStack]:
     """Return the deltas of a block as few stacks; ``row_of`` has each vector's row in the coefficients."""
+    partition = entry.partition
+    if isinstance(partition, ComponentParts):
+        own = decomposed_deltas(entry, deltas)
+        factors = stacked_factors(list(own.values()), partition)
+        return [LowRankStack(tuple(row_of[v] for v in own), entry.block.matrix_shape, factors)]
     groups: dict[object, list[tuple[int, Delta]]] = {}
     for name, delta in deltas.items():
         groups.setdefault(_kind(delta), []).append((row_of[name], delta))
     return [_stack(tuple(i for i, _ in group), [d for _, d in group]) for group in groups.values()]
+
+
+def decomposed_deltas(entry: BlockCoefficients, deltas: Mapping[str, Delta]) -> dict[str, LowRank]:
+    """Return the deltas of a block as singular components; raises if one is not stored as factors."""
+    for name, delta in deltas.items():
+        if not isinstance(delta, LowRank):
+            raise InputError(
+                "PARTITION",
+                f"vector '{printable(name)}' has no singular components: it is not stored as factors",
+                key=entry.block.name,
+                found="one number per element",
+                expected="a LoRA adapter, or a bank in storage svd:K",
+                fix="aniso bank quantise BANK --storage svd:32 -o DIR",
+            )
+    return {name: low_rank_approximation(delta) for name, delta in deltas.items()}
 
 
 def _kind(delta: Delta) -> object:

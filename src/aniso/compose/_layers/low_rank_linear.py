@@ -81,17 +81,20 @@ class LowRankUpdate:
         """Return what the update adds to the output of the base's layer."""
         y = x.new_zeros(x.shape[0], self.shape[0])
         for p in self.products(x.dtype):
-            scale = p.factors.scaled(coefficients[:, 0]).to(x.dtype)
+            scale = p.factors.scaled(coefficients).to(x.dtype)
             y[:, p.outputs] = y[:, p.outputs] + (F.linear(x[:, p.inputs], p.a) * scale) @ p.b.T
         return y
 
-    def gradient(self, x: Tensor, grad: Tensor, vectors: int) -> Tensor:
-        """Return the gradient of the coefficients, given the layer's input and the gradient of its output."""
-        total = x.new_zeros(vectors)
+    def gradient(self, x: Tensor, grad: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the gradient of the coefficients, vectors by parts.
+
+        It follows from the layer's input and the gradient of its output.
+        """
+        total = x.new_zeros(shape)
         for p in self.products(x.dtype):
             products = (x[:, p.inputs] @ p.a.T).mul_(grad[:, p.outputs] @ p.b).sum(0)
-            total += p.factors.by_vector(products, vectors)
-        return total.unsqueeze(1)
+            total += p.factors.by_part(products, shape)
+        return total
 
 
 class _CoefficientGradient(torch.autograd.Function):
@@ -119,7 +122,7 @@ class _CoefficientGradient(torch.autograd.Function):
             )
         work = torch.promote_types(x.dtype, torch.float32)
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-            gradient = ctx.update.gradient(x.to(work), grad.to(work), ctx.shape[0])
+            gradient = ctx.update.gradient(x.to(work), grad.to(work), ctx.shape)
         return grad, None, gradient.to(ctx.dtype), None, None
 
 

@@ -17,8 +17,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from aniso.compose._engine.block_partition import ColumnParts, RowParts, WholeBlock
+from aniso.compose._engine.block_partition import ColumnParts, ComponentParts, ElementPartition, RowParts
 from aniso.compose._engine.coefficient_index import BlockCoefficients
+from aniso.compose._engine.stacking import decomposed_deltas
 from aniso.compose.card import RECORD, CardDetails, factors_card, model_card
 from aniso.compose.card_metadata import PEFT, Export
 from aniso.compose.coefficients import Coefficients
@@ -189,7 +190,11 @@ def merge_adapters(
     lost = whole = 0.0
     for entry, values in zip(own.index.blocks, own.index.divided(own.values), strict=True):
         if bool(values.any()):
-            deltas = chosen.only(*entry.vectors).read_block(entry.block.name, exact=False)
+            deltas: Mapping[str, Delta] = chosen.only(*entry.vectors).read_block(
+                entry.block.name, exact=False
+            )
+            if isinstance(entry.partition, ComponentParts):
+                deltas = decomposed_deltas(entry, deltas)
             for module, part in layers_of(blocks, blocks.layout.by_name[entry.block.name]):
                 update = _layer(entry, values, deltas, part, rank)
                 if update is not None:
@@ -279,11 +284,11 @@ def _layer(
 
 
 def _keeps_factors(entry: BlockCoefficients) -> bool:
-    """Return True if a scaled product stays a product: scaled as a whole, by rows or by columns."""
+    """Return True if a scaled product stays a product: scaled as a whole, by ranks, rows or columns."""
     partition = entry.partition
     if isinstance(partition, RowParts | ColumnParts):  # one part per element is a single row by columns
         return (partition.rows, partition.columns) == entry.block.matrix_shape
-    return isinstance(partition, WholeBlock)
+    return partition.scales_ranks
 
 
 def _expanded(delta: LowRank, rank: int | None, vector: str, why: str) -> Delta:
@@ -297,13 +302,16 @@ def _scaled(entry: BlockCoefficients, row: Tensor, part: Part, b: Tensor, a: Ten
         return b * row[part.start : part.stop, None], a
     if isinstance(entry.partition, ColumnParts):
         return b, a * row
+    if isinstance(entry.partition, ComponentParts):
+        return b * row[entry.partition.part_of_rank(a.shape[0])], a
     return b * row, a
 
 
 def _per_element(entry: BlockCoefficients, row: Tensor) -> Tensor:
-    if isinstance(entry.partition, WholeBlock):
-        return row
-    return row[entry.partition.part_of()].view(entry.block.shape)
+    partition = entry.partition
+    if isinstance(partition, ElementPartition) and partition.count > 1:
+        return row[partition.part_of()].view(entry.block.shape)
+    return row
 
 
 def _truncated(b: Tensor, a: Tensor, dense: Tensor | None, rank: int) -> _Truncated:

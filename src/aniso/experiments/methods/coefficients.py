@@ -76,6 +76,11 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
             )
         if self.rounds > 1 and (self.factors or self.joint or setting.is_online):
             raise ValueError("rounds are not supported with factors, joint or online")
+        if self.rounds > 1 and rule == "components":
+            raise ValueError(
+                "rounds are not supported with partition components: differences to the base are not stored "
+                "as factors"
+            )
         if self.joint and setting.head_name != "tip":
             raise ValueError("joint learning is for the head tip: add head tip, or leave joint out")
         if self.start is not None and (self.factors or self.joint):

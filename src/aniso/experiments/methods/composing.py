@@ -35,7 +35,7 @@ class ComposingMethod(Method, ABC):
     partition: str = option(
         "blocks",
         help="Which coefficients there are: blocks (one per vector and block), whole, rows, columns, "
-        "random:K; blocks@weight for matrices only.",
+        "random:K, components:K (one per singular component); blocks@weight for matrices only.",
         group="Method",
     )
 

@@ -9,6 +9,7 @@ from aniso.learn.analysis.distributions import (
 )
 from aniso.learn.analysis.matrix import LabelledMatrix
 from aniso.learn.analysis.measures import (
+    by_component,
     by_depth,
     by_kind,
     five_numbers,
@@ -41,5 +42,6 @@ __all__ = [
     "out_of_domain",
     "by_kind",
     "by_depth",
+    "by_component",
     "five_numbers",
 ]

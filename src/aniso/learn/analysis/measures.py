@@ -69,6 +69,20 @@ def by_depth(coefficients: Coefficients) -> dict[str, Tensor]:
     return _grouped(coefficients, lambda block: None if block.depth is None else str(block.depth))
 
 
+def by_component(coefficients: Coefficients) -> dict[str, Tensor]:
+    """Return the coefficients of singular components by their number; none under another partition.
+
+    The last number is that of all smaller components.
+    """
+    groups: dict[str, list[Tensor]] = {}
+    index = coefficients.index
+    for entry, own in zip(index.blocks, index.divided(coefficients.values), strict=True):
+        if entry.partition.scales_ranks and entry.partition.count > 1:
+            for number, values in enumerate(own.T):
+                groups.setdefault(str(number), []).append(values)
+    return {number: torch.cat(found) for number, found in groups.items()}
+
+
 def five_numbers(values: Tensor) -> list[float]:
     """Return minimum, quartiles and maximum."""
     return [float(x) for x in torch.quantile(values.double(), torch.tensor(FIVE, dtype=torch.double))]

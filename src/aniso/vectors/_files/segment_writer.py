@@ -31,6 +31,7 @@ from aniso.vectors.block import Block, Layout
 from aniso.vectors.delta import Delta, Dense, Exact, LowRank, Term
 from aniso.vectors.packing import GROUP, SMALL, Packing, Storage, pack, unpack
 from aniso.vectors.provenance import BaseInfo, Provenance
+from aniso.vectors.singular import low_rank_approximation
 from aniso.vectors.sparse_rows import SparseRows
 from aniso.weights import SafetensorsWriter, header_room
 from aniso.weights.atomic import HashedStream
@@ -178,6 +179,7 @@ class _BlockWriter:
         self.block = block
         self.storage = storage
         self.packing = storage.packing if block.numel > SMALL else None
+        self.rank = storage.rank if block.most_components > 1 else None
         self.progress = progress
         self.norms: dict[int, float] = {}
         self.stored: dict[int, float] = {}  # norms after packing, where they differ
@@ -214,6 +216,8 @@ class _BlockWriter:
             self.progress(4 * self.block.numel)
         if delta.vanishes(self.norms[i]):
             return
+        if self.rank is not None:
+            delta = self._factored_delta(i, delta, self.rank)
         if isinstance(delta, LowRank):
             self._factored.append((i, delta))
             return
@@ -222,6 +226,13 @@ class _BlockWriter:
             return
         self._dense.append(i)
         write(i, delta if isinstance(delta, Dense) else Dense(delta.dense()))
+
+    def _factored_delta(self, i: int, delta: Delta, rank: int) -> LowRank:
+        """Return the largest singular components of a delta, and note the error."""
+        out = low_rank_approximation(delta, rank)
+        self.stored[i] = out.norm()
+        self.errors[i] = float(torch.linalg.vector_norm(delta.dense().sub_(out.dense()))) ** 2
+        return out
 
     @property
     def kept(self) -> set[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aniso.vectors._files.bank_directory import VectorLocation
 from aniso.vectors._files.manifest import Manifest
 from aniso.vectors._files.segment import Segment
+from aniso.vectors.block import Block
 from aniso.vectors.delta import Delta, LowRank
 from aniso.vectors.packing import Storage
 from aniso.vectors.provenance import BaseInfo
@@ -66,8 +67,8 @@ class VectorTable:
 
     def expected_bytes(self, storage: Storage) -> int:
         """Return the approximate size on disk in a storage."""
-        dense = storage.bytes_per_element(len(self.vectors))
-        return sum(_expected_bytes(vector, dense) for vector in self.vectors.values())
+        element = storage.bytes_per_element(len(self.vectors))
+        return sum(_expected_bytes(vector, element, storage.rank) for vector in self.vectors.values())
 
     def has_fewer_blocks(self, name: str) -> bool:
         """True if a stored vector has more blocks than this table's vector of that name."""
@@ -91,12 +92,20 @@ class VectorTable:
         return digest.hexdigest()
 
 
-def _expected_bytes(vector: TaskVector, dense: float) -> int:
-    """Dense, or low-rank if the largest block is, the only one that is read."""
+def _expected_bytes(vector: TaskVector, element: float, rank: int | None) -> int:
+    """Matrices of a rank; or dense, or low-rank if the largest block is, the only one that is read."""
     blocks = vector.blocks
     if not blocks:
         return 0
+    if rank is not None:
+        factored = [block for block in blocks if block.most_components > 1]
+        dense = sum(block.numel for block in blocks) - sum(block.numel for block in factored)
+        return int(element * dense) + 4 * sum(_factor_numel(block, rank) for block in factored)
     largest = vector[max(blocks, key=lambda block: block.numel).name]
     if not isinstance(largest, LowRank):
-        return int(dense * sum(block.numel for block in blocks))
-    return 4 * sum(min(block.numel, largest.rank * sum(block.matrix_shape)) for block in blocks)
+        return int(element * sum(block.numel for block in blocks))
+    return 4 * sum(min(block.numel, _factor_numel(block, largest.rank)) for block in blocks)
+
+
+def _factor_numel(block: Block, rank: int) -> int:
+    return min(rank, *block.matrix_shape) * sum(block.matrix_shape)
