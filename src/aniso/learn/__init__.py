@@ -15,7 +15,7 @@ from aniso.learn.calibration_rules import (
     RegMeanPlusPlus,
 )
 from aniso.learn.evaluate import Accuracy, accuracy, classify, evaluate, iterate_logits, predict, wilson
-from aniso.learn.feature_calibration import CalibratedModel, calibrate_features
+from aniso.learn.feature_calibration import CalibratedModel, calibrate_features, calibration_items
 from aniso.learn.features import (
     FeatureCache,
     ItemFeatures,
@@ -91,6 +91,7 @@ __all__ = [
     "Calibration",
     "fit_temperature",
     "calibrate_features",
+    "calibration_items",
     "CalibratedModel",
     "CalibrationRule",
     "CALIBRATION_RULES",

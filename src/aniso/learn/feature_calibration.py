@@ -78,7 +78,7 @@ def calibrate_features(
     """
     _require_tasks(teachers, splits, items)
     made = _Calibration(model, teachers, rule or FeatCal(), progress_or_default(progress))
-    drawn = {name: _drawn(split, items, seed) for name, split in splits.items()}
+    drawn = {name: calibration_items(split, items, seed) for name, split in splits.items()}
     for name, split in drawn.items():
         require_items(made.encoder, split)
         made.add_task(name, split, workers)
@@ -263,10 +263,12 @@ class _Calibration:
         blocks = BlockSource.of(self.source)
         found = difference_between(blocks, tuned, KeyEdits(), name=self.rule.name, allow_distant=True)
         words = ", ".join(f"{count} items of {name}" for name, count in counts.items())
-        merged = f" of {self._merged_by}" if self.rule.uses_start else ""
-        formula = f"{self.rule}{merged}; {words}, without labels"
-        source = replace(found.provenance, source=self.rule.name, format="arithmetic", formula=formula)
-        return TaskVector.of_difference(replace(found, provenance=source)).checked()
+        made = f"{self.rule} of {self._merged_by}" if self.rule.uses_start else str(self.rule)
+        formula = f"{made}; {words}, without labels"
+        provenance = replace(found.provenance, source=made, format="arithmetic", formula=formula)
+        # whether the norms are those of fine-tuning is no question here
+        calibrated = replace(found, provenance=provenance, check_norms=lambda norms: [])
+        return TaskVector.of_difference(calibrated).checked()
 
 
 def _moved_keys(composition: Composition) -> set[str]:
@@ -286,7 +288,8 @@ def _formula(model: nn.Module) -> str:
     return f"composition {coefficients.content_hash[:12]} of {', '.join(bank.names)}"
 
 
-def _drawn(split: Unlabelled, items: int, seed: int) -> Unlabelled:
+def calibration_items(split: Unlabelled, items: int = ITEMS, seed: int = 0) -> Unlabelled:
+    """Return the items of a split that calibration uses: so many, drawn by seed and item, or all."""
     if len(split) <= items:
         return split
     return split.carve("calibration", seed, share=items / len(split), what=f"{items} items, seed {seed}")[0]
