@@ -1,8 +1,8 @@
 """Rules that calibrate the layers of a merged model by its and its teachers' inputs, in closed form.
 
-Every rule solves one least-squares problem for each linear layer. With the matrices of second moments C and K
-of a task t, ``C = X'X / n`` and ``K = X'Y / n`` for inputs X of the layer and inputs Y of the teacher's layer,
-both with n rows, a rule chooses X and Y, weighs the tasks and regularises.
+Every rule solves one least-squares problem for each linear layer. The matrices of second moments of a task t
+are ``C = X'X / n`` and ``K = X'Y / n`` for inputs X of the layer and Y of the teacher's layer, both with n
+rows. A rule chooses X and Y, weighs the tasks and regularises.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ class FeatCal(CalibrationRule):
         """
         anchor = self._anchor(start, base)
         assert anchor.bias is not None
-        squares, means = self.ridge, torch.zeros_like(anchor.weight)
+        squares = torch.full_like(anchor.weight, self.ridge)
+        means = torch.zeros_like(anchor.weight)
         right, right_bias = self.ridge * anchor.weight, self.ridge * anchor.bias
         count = len(tasks) + self.ridge
         for moments, (gamma, beta) in tasks:
@@ -279,7 +280,7 @@ class RegMean(CalibrationRule):
 @final
 @dataclass(frozen=True)
 class RegMeanPlusPlus(RegMean):
-    """Merge linear layers by least squares on the merged model's inputs, lower layers first; average the rest."""
+    """Merge linear layers by least squares on the merged model's own inputs; average everything else."""
 
     name: ClassVar[str] = "regmean++"
     uses_student: ClassVar[bool] = True

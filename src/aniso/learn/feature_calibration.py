@@ -18,7 +18,6 @@ from aniso.learn._layerwise.trace import Group, Trace, trace
 from aniso.learn.calibration_rules import Affine, CalibrationRule, FeatCal, Moments, System
 from aniso.learn.teacher import Teacher
 from aniso.learn.unwrap import encoder_of, require_items
-from aniso.models import Encoder
 from aniso.progress import ProgressCallback, progress_or_default
 from aniso.vectors import BlockSource, KeyEdits, TaskVector
 from aniso.vectors.difference import difference_between

@@ -99,8 +99,8 @@ class Addition(ImageSetting):
 
     calibrate: Literal["featcal", "regmean", "regmean++"] | None = option(
         None,
-        help="Calibrate the result layer by layer in closed form, on items without labels, towards the tasks' "
-        "own vectors: featcal; regmean and regmean++ with --method mean.",
+        help="Calibrate the result layer by layer in closed form, on items without labels, by the tasks' own "
+        "vectors: featcal; regmean and regmean++ with --method mean.",
         group="Method",
         without=None,
     )

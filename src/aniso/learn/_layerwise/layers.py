@@ -11,6 +11,9 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.nn import functional
 
+Keywords = dict[str, Any]
+"""Keyword arguments of a module."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,7 @@ class Layer:
         """The names of its tensors."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
-    def input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    def input(self, args: tuple[Any, ...], kwargs: Keywords) -> Tensor | None:
         """Return the input of a call of the module; None if the call is no linear map of one tensor."""
         if isinstance(self.module, nn.MultiheadAttention):
             return args[0] if _is_plain(self.module, args, kwargs) else None
@@ -68,9 +71,7 @@ def calibrated_layers(network: nn.Module) -> dict[str, Layer]:
         if isinstance(module, nn.MultiheadAttention):
             if module.in_proj_weight is not None:
                 own = None if module.in_proj_bias is None else f"{prefix}in_proj_bias"
-                found[f"{prefix}in_proj"] = Layer(
-                    f"{prefix}in_proj", module, f"{prefix}in_proj_weight", own
-                )
+                found[f"{prefix}in_proj"] = Layer(f"{prefix}in_proj", module, f"{prefix}in_proj_weight", own)
         elif _is_linear(module) or _is_norm(module):
             found[name] = Layer(name, module, f"{prefix}weight", bias)
     return found
@@ -102,7 +103,7 @@ def explicit_attention(network: nn.Module) -> Iterator[None]:
             del module.forward
 
 
-def _is_plain(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_plain(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Keywords) -> bool:
     """True for self-attention whose input projection is one linear map, and whose weights nobody asks for."""
     return (
         len(args) == 3

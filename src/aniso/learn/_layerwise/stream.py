@@ -32,7 +32,7 @@ class TaskItems:
 
 @final
 class LayerStream:
-    """Yields the inputs of one group of layers after another, of the student as it is by then and of teachers.
+    """Yields the inputs of one group of layers after another: of the student as it is by then, of teachers.
 
     Between two stages only the stages' inputs are kept: one tensor for every batch and model.
     """
@@ -48,7 +48,7 @@ class LayerStream:
         uses_student: bool,
         uses_teachers: bool,
     ) -> None:
-        """``encoder`` is the base; ``student`` has the student's tensors, which may be replaced as it runs."""
+        """``encoder`` is the base; tensors of the ``student`` may be replaced as it runs."""
         self._encoder = encoder
         self._trace = trace
         self._keys = keys
@@ -141,5 +141,3 @@ def _mask(inputs: Tensor) -> Tensor | None:
         return None
     mask = inputs != NOTHING
     return None if bool(mask.all()) else mask
-
-

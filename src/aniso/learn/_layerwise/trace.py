@@ -11,9 +11,9 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from aniso.learn._layerwise.layers import Layer
+from aniso.learn._layerwise.layers import Keywords, Layer
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[Any, ...], Keywords]
 """Positional and keyword arguments of a module."""
 Group = tuple[Layer, ...]
 """Linear maps with one input, such as query, key and value; or one layer norm."""
@@ -55,7 +55,7 @@ class Chain:
     def skipped(self, value: Tensor) -> Iterator[None]:
         """Let all modules return this value in place of running."""
         for module in self.modules:
-            module.forward = partial(_returned, self.as_output(value))  # type: ignore[method-assign]
+            module.forward = partial(_returned, self.as_output(value))
         try:
             yield
         finally:
@@ -73,7 +73,7 @@ class Trace:
     """Layers in the order in which a network runs them, each with the stage that it is part of."""
 
     groups: tuple[tuple[int, Group], ...]
-    """Stage -1 comes before the chain, stage i is its module i, and the stage after the last one is the rest."""
+    """Stage -1 comes before the chain, stage i is its module i, and the last stage is the rest."""
     chain: Chain | None
 
     @property
@@ -91,7 +91,7 @@ class _Events:
     """Names of layers and of members of lists of modules, as they were called."""
     inputs: dict[str, Tensor] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: Keywords = field(default_factory=dict)
 
 
 def trace(network: nn.Module, layers: Mapping[str, Layer], run: Callable[[], object]) -> Trace:
@@ -110,9 +110,7 @@ def trace(network: nn.Module, layers: Mapping[str, Layer], run: Callable[[], obj
     called = [name for name in dict.fromkeys(events.order) if name.startswith("=") and count[name] == 1]
     ordered = [layers[name[1:]] for name in called]
     chains = [
-        found
-        for name, module in lists.items()
-        if (found := _chain(name, module, events, count, layers)) is not None
+        found for name, module in lists.items() if (found := _chain(name, module, events, count)) is not None
     ]
     chain = max(chains, key=lambda one: _layers_in(one, ordered), default=None)
     if chain is None or not _layers_in(chain, ordered):
@@ -136,13 +134,13 @@ def _watched(
     events = _Events()
     handles = []
 
-    def layer_called(layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def layer_called(layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Keywords) -> None:
         given = layer.input(args, kwargs)
         if given is not None:
             events.order.append(f"={layer.name}")
             events.inputs[layer.name] = given
 
-    def entered(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def entered(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Keywords) -> None:
         events.order.append(f"/{name}")
         events.calls[name] = args, kwargs
 
@@ -176,22 +174,20 @@ def _grouped(ordered: list[Layer], events: _Events) -> list[Group]:
     return [tuple(group) for group in groups]
 
 
-def _chain(
-    name: str, module: nn.Module, events: _Events, count: Counter[str], layers: Mapping[str, Layer]
-) -> Chain | None:
+def _chain(name: str, module: nn.Module, events: _Events, count: Counter[str]) -> Chain | None:
     """Return a list of modules as a chain, if it runs as one; None if not."""
-    keys, modules = zip(*module.named_children(), strict=True) if len(module) > 1 else ((), ())  # type: ignore[arg-type]
-    names = tuple(f"{name}.{key}" if name else key for key in keys)
-    if not names or any(count[f"/{one}"] != 1 for one in names) or len(set(modules)) < len(modules):
+    children = {f"{name}.{key}" if name else key: child for key, child in module.named_children()}
+    names = tuple(children)
+    if len(names) < 2 or any(count[f"/{one}"] != 1 for one in names):
         return None
     calls, outputs = [events.calls[one] for one in names], [events.outputs[one] for one in names]
     lengths = {len(output) if isinstance(output, tuple) else 0 for output in outputs}
-    first = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
-    given = {**dict(enumerate(calls[1][0])), **calls[1][1]}
-    places = [place for place, value in given.items() if value is first and isinstance(value, Tensor)]
+    first = outputs[0][0] if isinstance(outputs[0], tuple) and outputs[0] else outputs[0]
+    given: list[tuple[int | str, Any]] = [*enumerate(calls[1][0]), *calls[1][1].items()]
+    places = [place for place, value in given if value is first and isinstance(value, Tensor)]
     if len(lengths) > 1 or len(places) != 1:
         return None
-    found = Chain(names, modules, places[0], lengths.pop())
+    found = Chain(names, tuple(children.values()), places[0], lengths.pop())
     more = [output[1:] for output in outputs if isinstance(output, tuple)]
     is_plain = all(value is None for values in more for value in values)
     return found if is_plain and _runs_as(found, calls, outputs) else None
@@ -222,7 +218,7 @@ def _is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """Ends a forward pass at the module whose input is wanted."""
 
 
@@ -230,17 +226,15 @@ def input_of(module: nn.Module, run: Callable[[], object]) -> Call | None:
     """Return the arguments with which ``run`` calls a module, and go no further; None if it does not."""
     found: list[Call] = []
 
-    def reached(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def reached(module: nn.Module, args: tuple[Any, ...], kwargs: Keywords) -> None:
         found.append((args, kwargs))
-        raise _Reached
+        raise _ReachedError
 
     handle = module.register_forward_pre_hook(reached, with_kwargs=True)
     try:
         run()
-    except _Reached:
+    except _ReachedError:
         pass
     finally:
         handle.remove()
     return found[0] if found else None
-
-
