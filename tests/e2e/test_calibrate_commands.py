@@ -10,18 +10,22 @@ import pytest
 import runs
 import torch
 
+from aniso import merge
 from aniso.compose import Coefficients
 from aniso.data import load_task
+from aniso.demo import write_tasks
 from aniso.experiments.session import Session
 from aniso.experiments.settings.addition import Addition
 from aniso.experiments.spec import Experiment, cells
 from aniso.experiments.strict_yaml import parse_yaml, validated
-from aniso.learn import CALIBRATION_RULES, predict
+from aniso.learn import CALIBRATION_RULES, FeatureCache, calibrate_features, features, predict
+from aniso.learn.teacher import Teacher, with_vector
 from aniso.models import load_model
+from aniso.progress import silent
 from aniso.record_files import RecordStore
 from aniso.report.layouts.addition import data_needed
 from aniso.report.rows import results
-from aniso.vectors import TaskVector
+from aniso.vectors import Bank, TaskVector
 
 FIXED = ("--method", "task-arithmetic", "--scale", 0.5, "--no-compare")
 
@@ -182,3 +186,23 @@ variants:
     rows = results(RecordStore(tmp_path / "records").finished().values()).rows
     assert {row.name for row in rows} == {f"mean (calibrate_items: {count})" for count in (2, 4)}
     assert all(data_needed(row) == "unlabelled" for row in rows)
+
+
+@pytest.mark.parametrize("rule", CALIBRATION_RULES)
+def test_features_of_mini_come_closer_to_its_teachers(rule, tmp_path):
+    write_tasks(tmp_path / "tasks", silent, each=10)
+    made = {name: load_task(tmp_path / "tasks" / place)
+            for name, place in (("mnist", "digits"), ("dtd10", "patterns"))}  # fmt: skip
+    encoder, bank = load_model("mini"), Bank.load("mini").only(*made)
+    merged = with_vector(encoder, Bank({"mean": merge.mean(bank)}))
+    teachers = {name: Teacher.of(encoder, bank, name, cache=FeatureCache(None)) for name in made}
+    splits = {name: task.splits["train"].unlabelled() for name, task in made.items()}
+    found = calibrate_features(merged, teachers, splits, CALIBRATION_RULES[rule](), items=32)
+    after = with_vector(encoder, Bank({rule: found.vector}))
+
+    def distance(model, name):
+        test = made[name].splits["test"].unlabelled()
+        return float((features(model, test)[0] - teachers[name].features(test)).norm())
+
+    before, now = (sum(distance(model, name) for name in made) for model in (merged, after))
+    assert len(found.layers) >= 6 * 4 and now < 0.9 * before
