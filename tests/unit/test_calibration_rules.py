@@ -195,6 +195,14 @@ def test_regmean_solves_its_normal_equations() -> None:
         close(found.bias, sum(own.bias for _, _, own in given) / 3)
 
 
+def test_without_off_diagonals_regmean_is_a_mean_weighed_by_second_moments() -> None:
+    given = tasks()
+    moments = torch.stack([student.square().mean(0) for student, _, _ in given])
+    weights = torch.stack([own.weight for _, _, own in given])
+    found = calibrated(RegMeanPlusPlus(off_diagonal=0.0), given, START, BASE)
+    close(found.weight, (weights * moments.unsqueeze(1)).sum(0) / moments.sum(0))
+
+
 def test_regmean_does_not_depend_on_the_merge() -> None:
     found, other = (calibrated(RegMean(), tasks(), start, BASE) for start in (START, layer(31)))
     assert torch.equal(found.weight, other.weight)
