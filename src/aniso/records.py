@@ -208,6 +208,8 @@ class Spec(_Part):
     match: str = "kl"
     choose_by: str | None = None
     inputs_from: str = "val"
+    calibrate: str | None = None
+    calibrate_items: int = 64
     rounds: int = 1
 
     @field_validator("setting", mode="before")

@@ -398,6 +398,8 @@ FILES: dict[str, Callable[[], Scope]] = {
     "docs/howto/removal.md": _removal,
     "docs/howto/which-method.md": _which_method,
     "docs/methods/components.md": _teachers,
+    "docs/methods/featcal.md": _teachers,
+    "docs/methods/regmean.md": _teachers,
     "docs/methods/rounds.md": _teachers,
     "docs/methods/teachers.md": _teachers,
     "docs/mini.md": _mini,

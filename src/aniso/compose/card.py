@@ -132,7 +132,8 @@ def learned_on(record: Record) -> str:
     words = [
         f"{name} {value}" for name, value in (("shots", spec.shots), ("seed", spec.seed)) if value is not None
     ]
-    how = ", ".join([spec.method, *words, *([f"head {spec.head}"] if spec.head else [])])
+    more = [f"calibrated by {spec.calibrate}"] if spec.calibrate else []
+    how = ", ".join([spec.method, *more, *words, *([f"head {spec.head}"] if spec.head else [])])
     found = "; ".join(_measured(record, name) for name in record.metrics.accuracy)
     return f"{spec.setting} on {about} ({how})" + (f": {found}" if found else "")
 
@@ -148,6 +149,13 @@ def _measured(record: Record, task: str) -> str:
 
 def _learned(record: Record, bank: Bank) -> Iterator[str]:
     yield from ("## Results", "", *_accuracies(record), "")
+    if record.spec.calibrate:
+        yield (
+            f"Calibrated after the merge by {_line(record.spec.calibrate)}, on at most "
+            f"{record.spec.calibrate_items:,} items of every task ({_line(record.spec.inputs_from)} split), "
+            "without their labels. The vector below is the calibrated model minus the base."
+        )
+        yield ""
     head = record.metrics.head
     if head is not None:
         yield f"Measured with the head `{head.kind}` that was learned on these features."

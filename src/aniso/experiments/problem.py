@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
-from aniso.data import Labelled, Task, TextDataset
+from aniso.data import Labelled, Task, TextDataset, Unlabelled
 from aniso.errors import InputError, UsageError, printable
 from aniso.experiments.evaluation import Evaluation
 from aniso.experiments.methods import Method
@@ -31,6 +31,8 @@ class Problem:
     """Whether every task has a vector of its own, which alone is what results are compared with."""
     shots: Labelled | None = None
     """What a head is learned from."""
+    calibration: Mapping[str, Unlabelled] = field(default_factory=dict)
+    """Items by task that the result is calibrated on."""
     notes: tuple[str, ...] = ()
 
     def supervision(self, method: Method, *, has_head: bool = False) -> Supervision | None:
@@ -39,7 +41,11 @@ class Problem:
         None for texts, of which there is no class to label. A head is learned from labels.
         """
         terms = [term for _, term in self.objective.data_terms] if method.minimises else []
-        splits = [*(term.split for term in terms), *(self.keep.splits if method.uses_keep_data else ())]
+        splits = [
+            *(term.split for term in terms),
+            *(self.keep.splits if method.uses_keep_data else ()),
+            *self.calibration.values(),
+        ]
         if any(isinstance(split, TextDataset) for split in splits):
             return None
         if has_head or any(isinstance(split, Labelled) for split in splits):

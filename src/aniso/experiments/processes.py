@@ -138,12 +138,12 @@ def _explain_lost_processes() -> Iterator[None]:
 
 def require_shareable(setting: Setting) -> None:
     """Raise an error for a method whose work is not shared by several processes."""
-    if setting.method.shares_work:
+    if setting.method.shares_work and not setting.calibrates:
         return
     raise UsageError(
         "USAGE",
         f"several processes cannot share the work of --method {setting.method.name} with these options",
-        expected="--method coefficients without --factors, or --method search",
+        expected="--method coefficients without --factors, or --method search; no --calibrate",
         fix="leave --devices out",
     )
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from aniso.compose import Coefficients, Composition, MergedAdapter, Plan, Runtime
 from aniso.experiments.content import Content
-from aniso.learn import Adapter, Fit, ItemFeatures
+from aniso.learn import Adapter, CalibratedModel, Fit, ItemFeatures
 from aniso.learn.heads import Head
 from aniso.progress import ProgressCallback
 from aniso.records import EpochRow, Inputs, Metrics, SelectionSummary
@@ -101,6 +101,21 @@ class MethodResult:
     adapter: Adapter | MergedAdapter | None = None
     head: Head | None = None
     fit: Fit | None = None
+    calibrated: CalibratedModel | None = None
+    """The calibrated model, if ``coefficients`` are those of its vector alone."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how it was made."""
+        calibrated = self.calibrated.notes if self.calibrated is not None else ()
+        return (*(self.fit.notes if self.fit is not None else ()), *calibrated)
+
+    def completed(self, inputs: Inputs) -> Inputs:
+        """Return what a run was made from, with how the calibrated vector was made."""
+        if self.calibrated is None:
+            return inputs
+        vector = self.calibrated.vector
+        return inputs.with_values(merged={**inputs.merged, vector.name: vector.provenance.formula})
 
 
 @final

@@ -63,7 +63,7 @@ class RunDirectory:
         """What a run leaves behind."""
         head = [HEAD] if setting.head_name is not None else []
         items = [IMAGES, CLASSES, PREDICTIONS, PREDICTIONS_META] if isinstance(setting, ImageSetting) else []
-        return [SPEC, *setting.method.outputs(), *head, *items, RECORD]
+        return [SPEC, *setting.outputs(), *head, *items, RECORD]
 
     def require_unchanged(self, record: Record, content: Content) -> None:
         """Raise RUN-CHANGED if files that a finished run was made from are others now."""

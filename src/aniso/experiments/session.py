@@ -264,7 +264,7 @@ class Session:
     def plan(self) -> RunPlan:
         """Return what a run will read, train and need; fails where the run would."""
         method, problem = self.setting.method, self.problem
-        learned, steps = {}, None
+        learned, steps = dict[str, int](), None
         if isinstance(method, TrainingMethod):
             schedule = method.resolved_schedule(self.setting)
             terms = [term for _, term in self.objective.data_terms]
@@ -279,6 +279,7 @@ class Session:
             together = ", together with the coefficients" if method.learns_head else ""
             shots = len(problem.shots or ())
             head = f"{self.setting.head_name}, {VIEWS} views of {shots:,} images{together}"
+        learned |= {split.name: len(split) for split in problem.calibration.values()}
         tests = problem.evaluation.tests.items()
         return RunPlan(
             method.name,
@@ -297,7 +298,7 @@ class Session:
             check_head(self)  # what cannot work is reported before the hours of training
         _ = self.problem
         _ = self._content_hashes  # of what is learned from, not of what may have replaced it since
-        learned = self.setting.method.run(self)
+        learned = self.setting.finished(self, self.setting.method.run(self))
         return self._evaluated(learned, self.with_head(learned))
 
     def with_head(self, result: MethodResult) -> MethodResult:
@@ -323,11 +324,11 @@ class Session:
             notes += self.choice.notes
             if coefficients is not None:
                 coefficients = replace(coefficients, selection=self.choice.words)
-        fit_notes = result.fit.notes if result.fit is not None else ()
+        fit_notes = result.notes
         index_notes = coefficients.index.notes if coefficients is not None else ()
         return RunResult(
             metrics,
-            self.inputs(),
+            result.completed(self.inputs()),
             self.setting.public_names(self),
             coefficients,
             result.weights,

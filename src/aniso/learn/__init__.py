@@ -7,7 +7,15 @@ from aniso.learn._training.interrupt import REQUESTS, Interrupt
 from aniso.learn._training.trainable import Trainable
 from aniso.learn._training.training_checkpoint import TrainingCheckpoints, differences
 from aniso.learn.calibration import Calibration, calibrate, fit_temperature
+from aniso.learn.calibration_rules import (
+    CALIBRATION_RULES,
+    CalibrationRule,
+    FeatCal,
+    RegMean,
+    RegMeanPlusPlus,
+)
 from aniso.learn.evaluate import Accuracy, accuracy, classify, evaluate, iterate_logits, predict, wilson
+from aniso.learn.feature_calibration import CalibratedModel, calibrate_features, calibration_items
 from aniso.learn.features import (
     FeatureCache,
     ItemFeatures,
@@ -82,6 +90,14 @@ __all__ = [
     "calibrate",
     "Calibration",
     "fit_temperature",
+    "calibrate_features",
+    "calibration_items",
+    "CalibratedModel",
+    "CalibrationRule",
+    "CALIBRATION_RULES",
+    "FeatCal",
+    "RegMean",
+    "RegMeanPlusPlus",
     "ItemClassifier",
     "accuracy",
     "Accuracy",

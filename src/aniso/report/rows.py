@@ -38,6 +38,8 @@ _IDENTITY = (
     "match",
     "choose_by",
     "inputs_from",
+    "calibrate",
+    "calibrate_items",
     "rounds",
     "train",
     "online",

@@ -64,6 +64,10 @@ class LearnedCoefficients(TrainingMethod, ComposingMethod):
         return self.joint
 
     @property
+    def composes(self) -> bool:
+        return not self.factors
+
+    @property
     def shares_work(self) -> bool:
         return not self.factors
 

@@ -70,6 +70,10 @@ class ComposingMethod(Method, ABC):
     minimises = True
     chooses = True
 
+    @property
+    def composes(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         rule = self.partition.partition("@")[0].partition(":")[0]

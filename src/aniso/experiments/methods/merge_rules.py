@@ -47,6 +47,10 @@ class MergeMethod(Method, ABC):
     default_scale: ClassVar[float | None] = None
     """The scale if none is given; None if it is searched."""
 
+    @property
+    def composes(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         if any(pair.partition("=")[0] == "scale" for pair in self.merge_options):

@@ -40,6 +40,11 @@ class Method(Options, ABC):
     resumes: ClassVar[bool] = False
     """Whether an interrupted run can be resumed."""
 
+    @property
+    def composes(self) -> bool:
+        """Whether the result is one composition of the bank's vectors, the same for all tasks."""
+        return False
+
     @classmethod
     def options_for(cls, setting: type[Setting]) -> dict[str, OptionInfo]:
         """Return the options that make sense in a setting."""

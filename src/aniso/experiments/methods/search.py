@@ -22,6 +22,10 @@ class Search(Method):
     chooses = True
 
     @property
+    def composes(self) -> bool:
+        return True
+
+    @property
     def shares_work(self) -> bool:
         return True
 

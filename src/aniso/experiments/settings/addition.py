@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from aniso.errors import InputError, UsageError
 from aniso.experiments.options import option
+from aniso.experiments.settings.calibration_options import calibration_settings, check_calibration
 from aniso.experiments.settings.image_setting import ImageSetting
 from aniso.experiments.settings.setting import MERGES
 from aniso.experiments.settings.unlabelled_objectives import (
@@ -15,12 +16,14 @@ from aniso.experiments.settings.unlabelled_objectives import (
     unlabelled_objectives,
     unlabelled_term,
 )
+from aniso.json_value import JsonObject
 from aniso.registry import OBJECTIVES, SETTINGS
 from aniso.schedule import Schedule
 
 if TYPE_CHECKING:
     from aniso.data import Labelled, Task, Unlabelled
     from aniso.experiments.problem import Problem
+    from aniso.experiments.result import MethodResult
     from aniso.experiments.session import Session
     from aniso.learn import Keep, Objective, Teacher
 
@@ -94,6 +97,25 @@ class Addition(ImageSetting):
         without=0.2,
     )
 
+    calibrate: Literal["featcal", "regmean", "regmean++"] | None = option(
+        None,
+        help="Calibrate the result layer by layer in closed form, on items without labels, by the tasks' own "
+        "vectors: featcal; regmean and regmean++ with --method mean.",
+        group="Method",
+        without=None,
+    )
+    calibrate_items: int = option(
+        64, help="Items of each task that are calibrated on.", group="Method", ge=1, without=64
+    )
+    calibrate_options: tuple[str, ...] = option(
+        (),
+        help="Option of the calibration, NAME=VALUE, such as ridge=0.1; repeatable.",
+        group="Method",
+        flags=("--calibrate-option",),
+        strict=False,
+        without=[],
+    )
+
     excluded: ClassVar[Mapping[str, str]] = {
         name: reason for name, reason in ImageSetting.excluded.items() if name not in MERGES
     }
@@ -122,13 +144,17 @@ class Addition(ImageSetting):
             raise ValueError("a search minimises nothing: leave objective out, and use choose_by teachers")
         if self.objective not in TAUGHT and (self.match, self.temperature, self.confidence) != ("kl", 1, 0):
             raise ValueError("match, temperature and confidence are options of objective distil")
-        if self.objective == _LABELS and self._chosen_by != "teachers" and self.inputs_from != "val":
-            raise ValueError("inputs_from is for items without labels: add objective or choose_by teachers")
+        unlabelled = self.objective != _LABELS or self._chosen_by == "teachers" or self.calibrates
+        if self.inputs_from != "val" and not unlabelled:
+            raise ValueError(
+                "inputs_from is for items without labels: add objective, choose_by teachers or calibrate"
+            )
+        check_calibration(self)
         self._check_teachers()
 
     def _check_teachers(self) -> None:
         taught = self.method.minimises and self.objective in TAUGHT
-        taught = taught or (self.method.chooses and self._chosen_by == "teachers")
+        taught = taught or (self.method.chooses and self._chosen_by == "teachers") or self.calibrates
         if taught and self.bank is None:
             raise UsageError(
                 "SPEC",
@@ -156,6 +182,7 @@ class Addition(ImageSetting):
             evaluation=LabelledEvaluation(test),
             vectors=lambda present: names,
             scales=POINTS,
+            calibration=self._calibration(found),
             has_own_vectors=self.bank is not None,
             notes=tuple(note for task in found for note in task.notes),
         )
@@ -183,6 +210,36 @@ class Addition(ImageSetting):
         given: dict[str, float | str | Teacher] = {"teacher": teacher, "match": self.match}
         given |= {"temperature": self.temperature, "confidence": self.confidence}
         return unlabelled_term(self.objective, split, given)
+
+    # calibration
+
+    @property
+    def calibrates(self) -> bool:
+        return self.calibrate is not None
+
+    def spec(self) -> JsonObject:
+        return {**super().spec(), "calibrate_options": calibration_settings(self)}
+
+    def outputs(self) -> tuple[str, ...]:
+        from aniso.experiments.run_files import MERGED
+
+        known = super().outputs()
+        return (*known, MERGED) if self.calibrates and MERGED not in known else known
+
+    def _calibration(self, tasks: list[Task]) -> Mapping[str, Unlabelled]:
+        from aniso.learn import calibration_items
+
+        splits = self._unlabelled(tasks)[0] if self.calibrates else {}
+        return {
+            name: calibration_items(split, self.calibrate_items, self.seed) for name, split in splits.items()
+        }
+
+    def finished(self, session: Session, result: MethodResult) -> MethodResult:
+        from aniso.experiments.calibrating import calibrated
+
+        return calibrated(session, self, result) if self.calibrates else result
+
+    # data
 
     def _labelled(self, tasks: list[Task]) -> dict[str, Labelled]:
         from aniso.experiments.problem import require_split

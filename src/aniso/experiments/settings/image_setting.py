@@ -57,6 +57,7 @@ class ImageSetting(Setting, ABC):
             learned += problem.keep.splits
         if self.head_name is not None and problem.shots is not None:
             learned.append(problem.shots)
+        learned += problem.calibration.values()
         return Content(_distinct(learned), _distinct(problem.evaluation.splits))
 
     def inputs(self, session: Session) -> Inputs:

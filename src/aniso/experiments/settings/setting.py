@@ -21,6 +21,7 @@ from aniso.schedule import Schedule, without_field_values
 if TYPE_CHECKING:
     from aniso.experiments.content import Content
     from aniso.experiments.problem import Problem
+    from aniso.experiments.result import MethodResult
     from aniso.experiments.session import Session
     from aniso.learn.heads import HeadOption
     from aniso.models import Wrapped
@@ -170,6 +171,21 @@ class Setting(Options, ABC):
                 "SPEC", f"method '{self.method.name}' needs a bank", fix="--bank DIRECTORY, or --bank mini"
             )
         self.method.check(self)
+
+    # after the method
+
+    @property
+    def calibrates(self) -> bool:
+        """True if the method's result is calibrated before it is evaluated."""
+        return False
+
+    def finished(self, session: Session, result: MethodResult) -> MethodResult:
+        """Return a method's result after what the setting adds to it."""
+        return result
+
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names of the files that a run's result leaves beside its record."""
+        return self.method.outputs()
 
     # what a session asks
 

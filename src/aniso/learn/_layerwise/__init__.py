@@ -1,0 +1,1 @@
+"""Passes through a network one layer after another, as calibration of features needs them."""
