@@ -47,7 +47,8 @@ class Plan:
     """Bytes of the buffers for reading from disk, if anything is read from there."""
     coefficients: int
     storage: tuple[str, ...]
-    fast: bool
+    compiler: str | None
+    """The package that compiles kernels over few-bit vectors; None for plain torch."""
 
     @classmethod
     def of(
@@ -97,8 +98,13 @@ class Plan:
             buffers,
             index.count,
             storage,
-            runtime.fast and dispatch.is_installed(),
+            dispatch.compiler(device) if runtime.fast else None,
         )
+
+    @property
+    def fast(self) -> bool:
+        """True if compiled kernels are used."""
+        return self.compiler is not None
 
     @property
     def resident(self) -> frozenset[str]:
@@ -167,7 +173,11 @@ class Plan:
         ]
         few_bits = [s for s in self.storage if s != "fp32"]
         if few_bits:
-            path = "compiled (numba)" if self.fast else "plain torch; pip install 'aniso[fast]' is faster"
+            path = (
+                f"compiled ({self.compiler})"
+                if self.fast
+                else "plain torch; pip install 'aniso[fast]' is faster"
+            )
             lines.append(f"few-bit path   {path}")
         return "\n".join(lines)
 

@@ -283,7 +283,7 @@ class PackedStack(DeltaStack):
 
     def _add_mean(self, out: Tensor, scaled: Tensor) -> None:
         if self.mean is not None:
-            out.add_(self.mean, alpha=float(scaled.sum()))
+            dispatch.add(out, out, self.mean.unsqueeze(0), scaled.sum().unsqueeze(0))
 
     def _vector_dots(self, products: Tensor, gradient: Tensor) -> Tensor:
         """Return the products of the vectors, given those of their codes."""
