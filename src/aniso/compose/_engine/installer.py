@@ -19,7 +19,13 @@ from aniso.compose._engine.block_partition import WholeBlock
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.delta_store import DeltaStore
 from aniso.compose._engine.sharded import Sharding
-from aniso.compose._engine.weight_buffer import Lease, TensorView, WeightBuffer, buffer_layouts
+from aniso.compose._engine.weight_buffer import (
+    Lease,
+    TensorView,
+    Values,
+    WeightBuffer,
+    buffer_layouts,
+)
 from aniso.compose._layers.cached_linear import CachedLinear
 from aniso.compose._layers.layer_weight import LayerWeight
 from aniso.compose._layers.low_rank_linear import LowRankLinear, LowRankUpdate
@@ -38,8 +44,8 @@ class _Installed:
 
     values: nn.Parameter
     has_graph: bool
-    copied: Tensor
-    """The values as they were."""
+    host: Tensor
+    """The values as they were, on the CPU."""
     version: int
 
 
@@ -88,31 +94,35 @@ class WeightInstaller:
     def install(self, values: nn.Parameter) -> None:
         """Compose and install the weights for these values, unless they are installed already."""
         wants_graph = torch.is_grad_enabled() and values.requires_grad
-        if self._is_current(values, wants_graph):
+        with torch.inference_mode(False):  # it outlives the call
+            # the only numbers that the host waits for: every decision below is made from this copy
+            host = values.detach().to("cpu", copy=True)
+        if self._is_current(values, host, wants_graph):
             return
-        _require_finite(values, self._index)
+        _require_finite(host, self._index)
         # let go of the last graph, so that its buffers may be overwritten; if this is interrupted, nothing
         # is installed
         self.uninstall()
         # buffers outlive the call: made in inference mode, they could not be used outside of it
         with torch.inference_mode(False), torch.set_grad_enabled(wants_graph):
-            copied = values.detach().clone()
-            fixed = self._index.divided(copied)
-            coefficients = self._index.divided(self._root(values)) if wants_graph else fixed
+            on_host = self._index.divided(host)
+            is_here = values.device.type == "cpu"
+            fixed = Values(on_host if is_here else self._index.divided(values.detach().clone()), on_host)
+            coefficients = self._index.divided(self._root(values)) if wants_graph else fixed.blocks
             for buffer in self.buffers:
                 tensors = self._tensors(buffer, coefficients, fixed, wants_graph)
                 for view, tensor in zip(buffer.views, tensors, strict=True):
                     self.installed[view.key] = tensor
-            self._current = _Installed(values, wants_graph, copied, torch_internals.version(values))
+            self._current = _Installed(values, wants_graph, host, torch_internals.version(values))
         if not self._deltas_only:
             self.set_tensors(self.installed)
 
-    def _is_current(self, values: nn.Parameter, wants_graph: bool) -> bool:
+    def _is_current(self, values: nn.Parameter, host: Tensor, wants_graph: bool) -> bool:
         """Return True if the installed weights match these values and this grad mode."""
         current = self._current
         if current is None or current.values is not values:
             return False
-        if not torch.equal(current.copied, values.detach()):
+        if not torch.equal(current.host, host):
             return False
         if current.has_graph and current.version != torch_internals.version(values):
             return False  # autograd does not go back through views of what was written to since
@@ -155,11 +165,13 @@ class WeightInstaller:
         return root
 
     def _tensors(
-        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: list[Tensor], wants_graph: bool
+        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: Values, wants_graph: bool
     ) -> list[Tensor]:
         """Return the tensors over a buffer; ``fixed`` are the coefficients' values, which never change."""
         like = self.base[buffer.views[0].key]
-        connected = [partial(_connected, buffer, coefficients, like, i) for i in range(len(buffer.views))]
+        connected = [
+            partial(_connected, buffer, fixed, coefficients, like, i) for i in range(len(buffer.views))
+        ]
         recomputes = wants_graph or self._recomputed_in_evaluation
         recomputed = self._recomputed_linear(buffer, coefficients, fixed) if recomputes else None
         updates = self._low_rank.get(id(buffer), [])
@@ -172,7 +184,7 @@ class WeightInstaller:
                         update,
                         coefficients[buffer.blocks[0].position],
                         recomputed or CachedLinear(connected[i]),
-                        None if recomputed else cache(partial(_composed, buffer, coefficients, like, i)),
+                        None if recomputed else cache(partial(_composed, buffer, fixed, like, i)),
                     ),
                     connected[i],
                 )
@@ -180,13 +192,13 @@ class WeightInstaller:
             ]
         if recomputed:
             # at zero, the model's own tensors: torch has fast paths for attention that need these
-            is_base = not wants_graph and not any(bool(v.any()) for v in recomputed.values)
+            is_base = not wants_graph and not any(bool(v.any()) for v in recomputed.values.host)
             return [like if is_base else LayerWeight.wrap(like, recomputed, connected[0])]
         if not wants_graph:
-            return buffer.composed(coefficients, like)
+            return buffer.composed(fixed, like)
         return [
             self._for_layer(view, tensor)
-            for view, tensor in zip(buffer.views, buffer.connected(coefficients, like), strict=True)
+            for view, tensor in zip(buffer.views, buffer.connected(fixed, coefficients, like), strict=True)
         ]
 
     def _for_layer(self, view: TensorView, tensor: Tensor) -> Tensor:
@@ -199,7 +211,7 @@ class WeightInstaller:
         return LayerWeight.wrap(tensor, layer, layer.weight)
 
     def _recomputed_linear(
-        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: list[Tensor]
+        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: Values
     ) -> RecomputedLinear | None:
         if buffer.blocks[0].entry.block.name not in self._recomputed:
             return None
@@ -209,8 +221,8 @@ class WeightInstaller:
             buffer,
             base,
             buffer.own(coefficients),
-            buffer.own(fixed),
-            partial(_connected, buffer, coefficients, base, 0),
+            buffer.own_values(fixed),
+            partial(_connected, buffer, fixed, coefficients, base, 0),
         )
 
 
@@ -237,7 +249,7 @@ def _is_linear_weight(locations: list[tuple[nn.Module, str]]) -> bool:
 
 
 def _require_finite(values: Tensor, index: CoefficientIndex) -> None:
-    bad = (~torch.isfinite(values.detach())).nonzero().reshape(-1).tolist()
+    bad = (~torch.isfinite(values)).nonzero().reshape(-1).tolist()
     if bad:
         vector, block, part = next(islice(index.labels(), bad[0], None))
         raise NumericalError(
@@ -249,12 +261,14 @@ def _require_finite(values: Tensor, index: CoefficientIndex) -> None:
         )
 
 
-def _composed(buffer: WeightBuffer, coefficients: list[Tensor], like: Tensor, i: int) -> tuple[Tensor, Lease]:
-    return buffer.composed(coefficients, like)[i], buffer.lease()
+def _composed(buffer: WeightBuffer, values: Values, like: Tensor, i: int) -> tuple[Tensor, Lease]:
+    return buffer.composed(values, like)[i], buffer.lease()
 
 
-def _connected(buffer: WeightBuffer, coefficients: list[Tensor], like: Tensor, i: int) -> Tensor:
-    return buffer.connected(coefficients, like)[i]
+def _connected(
+    buffer: WeightBuffer, values: Values, coefficients: list[Tensor], like: Tensor, i: int
+) -> Tensor:
+    return buffer.connected(values, coefficients, like)[i]
 
 
 def _low_rank_updates(buffer: WeightBuffer, store: DeltaStore) -> list[LowRankUpdate]:
