@@ -73,13 +73,13 @@ class Plan:
         buffers = 2 * max(read, default=0)  # of one block: a chunk that is used, and one that is read
         total = sum(sizes.values())
         kept, least = _composed_bytes(index, itemsize, recomputable or {})
-        recomputes = least < kept and (runtime.stream or kept + total > budget)
+        recomputes = least < kept and (runtime.stream or runtime.shard_base or kept + total > budget)
         composed = least if recomputes else kept
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:
             raise _no_room(composed, buffers if runtime.stream else min(total, buffers), budget)
         # vectors on disk would be read for every batch of an evaluation
-        recomputed_in_evaluation = recomputes and (fits or kept + buffers > budget)
+        recomputed_in_evaluation = recomputes and (fits or runtime.shard_base or kept + buffers > budget)
         if recomputes and not recomputed_in_evaluation:
             composed = kept
         left = budget - composed - (0 if fits else buffers)

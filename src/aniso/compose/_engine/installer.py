@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,8 @@ from aniso.compose._engine.block_partition import WholeBlock
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.delta_store import DeltaStore
 from aniso.compose._engine.sharded import Sharding
+from aniso.compose._engine.sharded_base import ShardedBase
+from aniso.compose._engine.tensor_locations import TensorLocations
 from aniso.compose._engine.weight_buffer import (
     Lease,
     TensorView,
@@ -30,11 +31,8 @@ from aniso.compose._layers.cached_linear import CachedLinear
 from aniso.compose._layers.layer_weight import LayerWeight
 from aniso.compose._layers.low_rank_linear import LowRankLinear, LowRankUpdate
 from aniso.compose._layers.recomputed_linear import RecomputedLinear
-from aniso.errors import InputError, NumericalError
+from aniso.errors import NumericalError
 from aniso.vectors import Layout
-
-TensorLocations = Mapping[str, list[tuple[nn.Module, str]]]
-"""The modules and attributes that hold each tensor of the model; tied tensors have several."""
 
 
 @final
@@ -67,6 +65,7 @@ class WeightInstaller:
         recomputed: frozenset[str] = frozenset(),
         recomputed_in_evaluation: bool = False,
         sharding: Sharding | None = None,
+        sharded_base: ShardedBase | None = None,
     ) -> None:
         """``deltas_only`` leaves the base out: the sum of coefficient * delta alone is composed.
 
@@ -79,9 +78,10 @@ class WeightInstaller:
         self.installed: dict[str, Tensor] = {}
         self.buffers: list[WeightBuffer] = []
         self._low_rank: dict[int, list[LowRankUpdate]] = {}
+        shares = {} if sharded_base is None else sharded_base.shares
         for buffer_layout in buffer_layouts(layout, index):
             base = [None if deltas_only else self.base[view.key] for view in buffer_layout.views]
-            buffer = WeightBuffer(buffer_layout, base, store, sharding)
+            buffer = WeightBuffer(buffer_layout, base, store, sharding, shares)
             self.buffers.append(buffer)
             if not deltas_only:
                 self._low_rank[id(buffer)] = _low_rank_updates(buffer, store)
@@ -192,7 +192,8 @@ class WeightInstaller:
             ]
         if recomputed:
             # at zero, the model's own tensors: torch has fast paths for attention that need these
-            is_base = not wants_graph and not any(bool(v.any()) for v in recomputed.values.host)
+            is_zero = not any(bool(v.any()) for v in recomputed.values.host)
+            is_base = is_zero and not wants_graph and not buffer.has_shares
             return [like if is_base else LayerWeight.wrap(like, recomputed, connected[0])]
         if not wants_graph:
             return buffer.composed(fixed, like)
@@ -290,46 +291,3 @@ def _low_rank_updates(buffer: WeightBuffer, store: DeltaStore) -> list[LowRankUp
         )
         for view in buffer.views
     ]
-
-
-def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """Return a copy of the modules that shares the weights' memory, and whose weights take no gradient."""
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    try:
-        return copy.deepcopy(model, shared)
-    except Exception as e:
-        raise InputError(
-            "MODEL-COPY",
-            f"the model {type(model).__name__} cannot be copied",
-            reason=e,
-            fix="remove hooks and caches that hold results of a forward pass, or load the model afresh",
-        ) from e
-
-
-def tensor_locations(model: nn.Module, tied: Mapping[str, str]) -> TensorLocations:
-    """Return the modules and attributes that hold each tensor; ``tied`` names map to the one that is kept."""
-    out: dict[str, list[tuple[nn.Module, str]]] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        same = (module, *vars(module).get("same_as", ()))  # an encoder shares its network's dictionaries
-        for attribute, _ in torch_internals.named_tensors(module):
-            key = f"{prefix}.{attribute}" if prefix else attribute
-            out.setdefault(tied.get(key, key), []).extend((one, attribute) for one in same)
-    return out
-
-
-def require_plain_attributes(model: nn.Module) -> None:
-    """Refuse weights in plain lists or dictionaries, where composed ones cannot be installed."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            continue  # these keep such a list, which is refreshed
-        for attribute, value in vars(module).items():
-            if attribute in torch_internals.MODULE_DICTIONARIES:
-                continue
-            inside = value.values() if isinstance(value, dict) else value
-            if isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Parameter) for v in inside):
-                raise InputError(
-                    "MODEL-COPY",
-                    f"the model {type(model).__name__} keeps weights in a plain container",
-                    key=f"{prefix}.{attribute}".lstrip("."),
-                    fix="use nn.ParameterList or nn.ParameterDict, or plain attributes",
-                )

@@ -7,7 +7,7 @@ value are three tensors over one block; open_clip's are one tensor, which may be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -121,14 +121,21 @@ class WeightBuffer:
         base: Sequence[Tensor | None],
         store: DeltaStore,
         sharding: Sharding | None = None,
+        shares: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """``base`` has the model's own tensor for each view, or None where deltas alone are summed."""
+        """``base`` has the model's own tensor for each view, or None where deltas alone are summed.
+
+        Of blocks in ``shares``, these are all of the base that this process has.
+        """
         self.shape = layout.shape
         self.views = layout.views
         self.blocks = layout.blocks
         self.base = tuple(base)
         self.store = store
         self._sharding = sharding
+        own = [(shares or {}).get(block.entry.block.name) for block in layout.blocks]
+        self._shares = {block.position: share for block, share in zip(layout.blocks, own, strict=True)}
+        self.has_shares = any(share is not None for share in own)
         # a transposed tensor keeps its own memory order: products round differently otherwise
         self._transposed = self.views[0].transposed
         self._buffer: Tensor | None = None
@@ -200,6 +207,8 @@ class WeightBuffer:
 
     def recompute_backward(self, grad: Tensor, own: Values, like: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the gradient of each block's coefficients, and the tensor again; deltas are read once."""
+        if self._sharding is not None:
+            return self.gradients([grad]), self.recompute(own, like)
         out, flat = scratch("recomputed", self.shape, like.dtype, like.device), self._flat([grad])
         work = self._workspace(out)
         start, gradients = self._start(work), []
@@ -232,7 +241,7 @@ class WeightBuffer:
             start, flat = self._start(work), work.view(-1)
             for block, values, host in zip(self.blocks, own.blocks, own.host, strict=True):
                 source = None if start is None else start[block.span]
-                self._add(flat[block.span], source, block.entry, values.to(work.dtype), host)
+                self._add(flat[block.span], source, block, values.to(work.dtype), host)
             self._finish(buffer, work)
 
     def _start(self, work: Tensor) -> Tensor | None:
@@ -241,6 +250,8 @@ class WeightBuffer:
         It is the base itself if that is one contiguous tensor which the blocks fill, else a copy in ``work``.
         """
         base, flat = self.base[0], work.view(-1)
+        if self.has_shares:
+            return flat
         filled = sum(block.span.stop - block.span.start for block in self.blocks) == work.numel()
         simple = filled and self._sharding is None
         if simple and all(own is None for own in self.base):
@@ -256,9 +267,13 @@ class WeightBuffer:
         return flat
 
     def _add(
-        self, flat: Tensor, start: Tensor | None, entry: BlockCoefficients, values: Tensor, host: Tensor
+        self, flat: Tensor, start: Tensor | None, block: BufferBlock, values: Tensor, host: Tensor
     ) -> None:
-        own = self._sharding.own(entry, flat) if self._sharding else flat
+        entry, share = block.entry, self._shares[block.position]
+        if share is not None:
+            own = share.to(flat.dtype, copy=True)
+        else:
+            own = self._sharding.own(entry, flat) if self._sharding else flat
         source = own if self._sharding else start
         for stack in self.store.stacks(entry):
             stack.write_to(own, source, values, entry.partition, host)
