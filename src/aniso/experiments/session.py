@@ -177,7 +177,7 @@ class Session:
         """Return a composition of the base, linearised if the setting says so."""
         options = self.options
         made = Composition(self._base, bank, partition, runtime=options.runtime, mesh=options.mesh)
-        return made.to(self.device)
+        return made.to(self.device) if options.runtime.shard_base else made
 
     @property
     def _base(self) -> nn.Module:
@@ -259,7 +259,8 @@ class Session:
             return None
         bank, how = self.composed_bank, self.options
         composition = Composition.of(self._base, bank, found, runtime=how.runtime, mesh=how.mesh)
-        composition.to(self.device)
+        if how.runtime.shard_base:
+            composition.to(self.device)
         result = MethodResult(lambda task: composition, coefficients=found)
         return replace(result, metrics=result.metrics.model_copy(update={"trainable": len(found)}))
 
