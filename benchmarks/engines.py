@@ -36,7 +36,8 @@ FEW = 2  # cells of the smaller grid
 SPEC = """
 schema: 1
 name: engines
-base: {{ setting: few-shot, method: none, model: {model}, bank: {bank}, task: ./photos, shots: 2, compare: false }}
+base: {{ setting: few-shot, method: none, model: {model}, bank: {bank}, task: ./photos,
+        shots: 2, compare: false }}
 grid: {{ seed: [{seeds}] }}
 variants: [{{ label: base }}]
 """

@@ -153,7 +153,7 @@ def compiled() -> None:
                 constants |= {"multiplies": "gradient" in work}
                 sizes = dict.fromkeys(("numel", "rows", "stored_step", "scales_step"), "i32")
                 types = dict.fromkeys(constants, "constexpr") | {name: pointers[name] for name in given}
-                source = ASTSource(triton_gpu._kernel, {**types, **sizes, "stored": stored}, constants)
+                source = ASTSource(triton_gpu.stack_kernel, {**types, **sizes, "stored": stored}, constants)
                 options = {"num_warps": 4, "enable_fp_fusion": True}
                 made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 print(

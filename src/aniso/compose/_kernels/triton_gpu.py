@@ -21,7 +21,7 @@ _WARPS = 4
 
 
 @triton.jit
-def _kernel(
+def stack_kernel(
     out,
     base,
     stored,
@@ -82,7 +82,7 @@ def run(stored, packing=None, scales=None, *, coefficients=None, base=None, out=
     sums = None if gradient is None else work.new_zeros(pieces, rows)
     if numel:
         with torch.cuda.device_of(work):
-            _kernel[(pieces,)](
+            stack_kernel[(pieces,)](
                 out,
                 base,
                 stored,
