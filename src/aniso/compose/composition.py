@@ -238,8 +238,6 @@ class Composition(nn.Module):
                 self.index,
                 store,
                 deltas_only=self.linearised,
-                recomputed=store.plan.recomputed,
-                recomputed_in_evaluation=store.plan.recomputed_in_evaluation,
                 sharding=sharding,
                 sharded_base=self._sharded_base,
             )

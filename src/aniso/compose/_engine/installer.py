@@ -62,15 +62,14 @@ class WeightInstaller:
         store: DeltaStore,
         *,
         deltas_only: bool,
-        recomputed: frozenset[str] = frozenset(),
-        recomputed_in_evaluation: bool = False,
         sharding: Sharding | None = None,
         sharded_base: ShardedBase | None = None,
     ) -> None:
         """``deltas_only`` leaves the base out: the sum of coefficient * delta alone is composed.
 
-        Blocks in ``recomputed`` are composed when their layer runs, and not kept; without a graph only if
-        ``recomputed_in_evaluation``, since the same coefficients then serve many batches.
+        Blocks that the store's plan has as ``recomputed`` are composed when their layer runs, and not kept;
+        without a graph only if ``recomputed_in_evaluation``, since the same coefficients then serve many
+        batches.
         """
         self._locations = locations
         self._index = index
@@ -85,8 +84,8 @@ class WeightInstaller:
             self.buffers.append(buffer)
             if not deltas_only:
                 self._low_rank[id(buffer)] = _low_rank_updates(buffer, store)
-        self._recomputed = recomputed
-        self._recomputed_in_evaluation = recomputed_in_evaluation
+        self._recomputed = store.plan.recomputed
+        self._recomputed_in_evaluation = store.plan.recomputed_in_evaluation
         self._deltas_only = deltas_only
         self._sharding = sharding
         self._current: _Installed | None = None
