@@ -7,6 +7,11 @@ are 1, 2 and 4 processes on this machine, which take turns: each round starts ea
 is the median over rounds of the slowest process. *bank* is what resident memory grows by when vectors are
 read and weights composed; the base model is not counted. With more processes than cores steps cannot become
 faster.
+
+    python benchmarks/devices.py --base --vectors 2 --rounds 1 --out results/devices_base.json
+
+measures memory alone: what a process grows by with the base model, vectors and a step without a backward
+pass, where each has the whole base and where they share it.
 """
 
 from __future__ import annotations
@@ -87,7 +92,46 @@ def work(bank: str) -> None:
     os.write(3, (json.dumps(found) + "\n").encode())
 
 
-def run(world: int, bank: Path, place: Path) -> dict[str, float]:
+def remember(bank: str, *, shard_base: bool) -> None:
+    """Print what a process holds once it has composed: base, vectors and composed weights."""
+    import contextlib
+    import ctypes
+
+    import torch
+
+    from aniso import Bank, Composition, Runtime
+    from aniso.compose import batch_runner
+    from aniso.experiments.processes import Processes
+
+    torch.set_num_threads(1)
+    images = torch.zeros(2, 3, 224, 224)
+    network()(images)  # libraries and their buffers are loaded
+    processes = Processes.from_environment()
+    joined = contextlib.nullcontext() if processes is None else processes.joined("cpu")
+    with joined as mesh, torch.no_grad():
+        ctypes.CDLL(None).malloc_trim(0)
+        before = resident()
+        runtime = Runtime(shard_base=shard_base)
+        composition = Composition(network(), Bank.load(bank), runtime=runtime, mesh=mesh)
+        composition.values.fill_(0.1)
+        batch_runner(composition)(images)
+        ctypes.CDLL(None).malloc_trim(0)
+        grown = resident() - before
+    os.write(3, (json.dumps({"all": grown}) + "\n").encode())
+
+
+def measure_base(root: Path, bank: Path, rounds: int) -> list[dict[str, object]]:
+    """Return the memory of one process and of two, with the whole base and with shares of it."""
+    rows: list[dict[str, object]] = []
+    for world, shares in ((1, False), (2, False), (2, True), (4, True)):
+        option = "--share" if shares else "--whole"
+        found = [run(world, bank, root / f"{world}{option}{i}", option)["all"] for i in range(rounds)]
+        rows.append({"processes": world, "shares_base": shares, "mib": round(statistics.median(found))})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def run(world: int, bank: Path, place: Path, option: str = "") -> dict[str, float]:
     """Run one case; returns the largest numbers of its processes."""
     place.mkdir()
     shared = {"ANISO_PROCESS_STORE": f"{place}/store", "WORLD_SIZE": str(world)}
@@ -95,7 +139,7 @@ def run(world: int, bank: Path, place: Path) -> dict[str, float]:
     workers = []
     for rank in range(world):
         own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = f"exec {sys.executable} {__file__} --work {bank} 3> {place}/said{rank}"
+        command = f"exec {sys.executable} {__file__} --work {bank} {option} 3> {place}/said{rank}"
         workers.append(subprocess.Popen(["sh", "-c", command], env=own))
     if any(worker.wait() for worker in workers):
         raise SystemExit("a process failed")
@@ -108,14 +152,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--vectors", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--base", action="store_true", help="measure memory with and without shares")
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--share", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work)
+        if args.share or args.whole:
+            remember(args.work, shard_base=args.share)
+        else:
+            work(args.work)
         return
     with tempfile.TemporaryDirectory() as root:
         bank = Path(root) / "bank"
         make_bank(bank, args.vectors)
+        if args.base:
+            base = {"vectors": args.vectors, "rows": measure_base(Path(root), bank, args.rounds)}
+            if args.out:
+                args.out.write_text(json.dumps(base, indent=1) + "\n")
+            return
         found: dict[int, list[dict[str, float]]] = {world: [] for world in WORLDS}
         for number in range(args.rounds):
             for world in WORLDS:

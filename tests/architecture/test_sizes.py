@@ -13,8 +13,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 LONGEST_FILE = 400  # lines
 MOST_PARAMETERS = 8
 MOST_UNTYPED = 30
-FOREIGN = {"self_attention", "forward"}
-"""Functions with the parameters of the torch functions whose place they take."""
+FOREIGN = {"self_attention", "forward", "stack_kernel"}
+"""Functions with the parameters of the torch functions whose place they take; a Triton kernel, whose tensors
+and sizes are given one by one."""
 PUBLIC_TRAINING = {"fit", "evolve", "finetune", "features"}
 """Functions that users call with keyword options, each with a default."""
 

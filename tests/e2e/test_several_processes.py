@@ -76,14 +76,17 @@ VARIANTS = {
     "parts": ("--partition", "random:7"),
     "head": ("--head", "tip", "--joint", "--lr", "0.01"),
     "small pieces": ("--micro-batch", "1"),
+    "sharded base": (),
 }
+OF_SEVERAL = {"sharded base": ("--shard-base",)}
+"""Options that one process alone does not have."""
 
 
 @pytest.mark.parametrize(("world", "variant"), [(2, name) for name in VARIANTS] + [(4, "blocks")])
 def test_several_processes_learn_what_one_learns(shelf, tmp_path, aniso, world, variant):
     given = shelf.few_shot(*VARIANTS[variant])
     assert aniso(*given, "-o", tmp_path / "one").code == 0
-    record = shared_run(world, *given, out=tmp_path / "several")
+    record = shared_run(world, *given, *OF_SEVERAL.get(variant, ()), out=tmp_path / "several")
     alone = json.loads((tmp_path / "one" / "record.json").read_text())
     assert record["id"] == alone["id"]
     assert record["metrics"]["accuracy"] == alone["metrics"]["accuracy"]
@@ -169,6 +172,8 @@ def test_what_several_processes_cannot_share_is_refused(aniso, shelf, monkeypatc
     for more in (("--method", "gradient-free"), ("--method", "none"), ("--factors",)):
         ran = aniso(*shelf.few_shot(*more, "--devices", 2))
         assert ran.code == 2 and "--devices" in ran.err, ran.err
+    ran = aniso(*shelf.few_shot("--shard-base"))
+    assert ran.code == 2 and "--devices N" in ran.err
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     for name, value in {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

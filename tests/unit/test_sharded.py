@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from aniso import Bank, Composition, Partition
+from aniso import Bank, Composition, Partition, Runtime
 from aniso.weights import TensorMap
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,7 +46,12 @@ def _run_processes(world: int, *arguments: str) -> None:
 
 @pytest.mark.parametrize(
     ("storage", "partition", "stream"),
-    [("int4", "random:7", "stream"), ("residual2", "rows", "resident")],
+    [
+        ("int4", "random:7", "stream"),
+        ("residual2", "rows", "resident"),
+        ("int8", "blocks", "base"),
+        ("fp32", "random:7", "base"),
+    ],
 )
 def test_two_processes_with_half_the_samples_each_agree_with_one(
     tmp_path: Path, storage: str, partition: str, stream: str
@@ -58,5 +63,14 @@ def test_two_processes_with_half_the_samples_each_agree_with_one(
     _run_processes(2, str(tmp_path / "bank"), partition, stream, str(out))
     for rank in range(2):
         found = torch.load(f"{out}.{rank}", weights_only=True)
+        memory = found.pop("memory")
+        whole = sum(p.nbytes for p in sharded_worker.encoder().parameters())
+        assert memory < 0.6 * whole if stream == "base" else memory == whole
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_base_is_shared_over_several_processes_only(tmp_path: Path, refused) -> None:
+    bank = _bank(tmp_path / "bank", "fp32")
+    with refused("USAGE", 2, "--shard-base", "--devices"):
+        Composition(sharded_worker.encoder(), bank, runtime=Runtime(shard_base=True))

@@ -24,6 +24,12 @@ class RuntimeOptions(Options):
         group="Runtime",
         ge=1,
     )
+    shard_base: bool = option(
+        False,
+        help="With --devices: each process also keeps only its part of the base, and a weight is gathered "
+        "when its layer runs. For bases that one GPU cannot hold.",
+        group="Runtime",
+    )
     memory: str | None = option(
         None,
         help="Memory for task vectors, such as 8GiB; the rest is streamed from disk. "

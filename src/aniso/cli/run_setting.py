@@ -59,6 +59,12 @@ def run_setting(name: str, values: dict[str, Any]) -> None:
         _print_plan(setting, runtime, output)
         return
     processes = Processes.from_environment()
+    if runtime.shard_base and processes is None and runtime.devices == 1:
+        raise UsageError(
+            "USAGE",
+            "--shard-base has no effect without --devices: there is one process",
+            fix="--devices N starts N processes",
+        )
     if processes is not None:
         require_shareable(setting)
         with processes.joined(runtime.device) as mesh, processes.own_directory(output.out) as out:
@@ -182,7 +188,7 @@ def _run_options(
         data=runtime.data,
         workers=runtime.workers,
         device=runtime.device,
-        runtime=Runtime(memory=runtime.memory, keep_freed=True),
+        runtime=Runtime(memory=runtime.memory, shard_base=runtime.shard_base, keep_freed=True),
         directory=run.path if run is not None else None,
         resume=output.resume,
         allow_env_change=output.allow_env_change,

@@ -16,26 +16,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from aniso.compose._engine import torch_internals
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.delta_store import DeltaStore
-from aniso.compose._engine.installer import (
+from aniso.compose._engine.installer import WeightInstaller, recomputable_blocks
+from aniso.compose._engine.sharded import Sharding
+from aniso.compose._engine.sharded_base import ShardedBase
+from aniso.compose._engine.tensor_locations import (
     TensorLocations,
-    WeightInstaller,
     copy_sharing_weights,
-    recomputable_blocks,
     require_plain_attributes,
     tensor_locations,
 )
-from aniso.compose._engine.sharded import Sharding
 from aniso.compose.bake import Baked
 from aniso.compose.coefficients import CoefficientProvenance, Coefficients
 from aniso.compose.linearised.tangent import Linearised, run_tangent
+from aniso.compose.model_source import source_of
 from aniso.compose.partition import Partition
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime, keep_freed_memory
 from aniso.errors import InputError, UsageError
 from aniso.vectors import Bank
 from aniso.vectors.block import tied_names
-from aniso.weights import HasWeights, TensorMap, WeightSource
-from aniso.weights.directory import transformers_config
 from aniso.weights.files import Progress
 
 
@@ -91,7 +90,11 @@ class Composition(nn.Module):
                 key=missing[0],
                 fix="remove hooks that rename tensors in its state dict",
             )
-        self._versions = [(p, torch_internals.version(p)) for p in inner.parameters()]
+        over = None if self.linearised else mesh
+        given = (self._model, self._locations, self.layout, self.index, over)
+        self._sharded_base = ShardedBase.of(*given) if self.runtime.shard_base else None
+        kept = inner if self._sharded_base is None else self._model  # which has none of what was sharded
+        self._versions = [(p, torch_internals.version(p)) for p in kept.parameters()]
         first = next(iter(model.parameters()), torch.zeros(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.values = nn.Parameter(torch.zeros(self.index.count, dtype=dtype, device=first.device))
@@ -173,9 +176,17 @@ class Composition(nn.Module):
             self.bank, self.index, self.runtime, self.values.device, itemsize, world, self._recomputable()
         )
 
+    def _require_whole_base(self, what: str) -> None:
+        if self._sharded_base is not None:
+            raise UsageError(
+                "USAGE",
+                f"{what} needs the whole base, of which each process has a share",
+                fix="make a composition of its coefficients in one process: Composition.of(model, bank, ...)",
+            )
+
     def _recomputable(self) -> dict[str, int]:
         """Return the blocks that need not be kept composed, with the elements of their tensors."""
-        if self.linearised or self._mesh is not None:
+        if self.linearised or (self._mesh is not None and self._sharded_base is None):
             return {}
         return recomputable_blocks(self.layout, self.index, self._locations)
 
@@ -227,9 +238,8 @@ class Composition(nn.Module):
                 self.index,
                 store,
                 deltas_only=self.linearised,
-                recomputed=store.plan.recomputed,
-                recomputed_in_evaluation=store.plan.recomputed_in_evaluation,
                 sharding=sharding,
+                sharded_base=self._sharded_base,
             )
         self._installer.install(self.values)
         self._require_unchanged()
@@ -264,6 +274,7 @@ class Composition(nn.Module):
 
     def with_bank(self, bank: Bank) -> Composition:
         """Return a composition of another bank over the same model, with all coefficients zero."""
+        self._require_whole_base("a composition of another bank")
         model = self._base_copy()
         return Composition(
             Linearised(model) if self.linearised else model,
@@ -278,6 +289,7 @@ class Composition(nn.Module):
         """Return ordinary weights under the model's names, composed when they are read or saved."""
         if self.linearised:
             raise _no_weights()
+        self._require_whole_base("baking")
         return Baked(source_of(self._model), self.bank, self.coefficients, any_base=True)
 
     # nn.Module methods
@@ -294,7 +306,10 @@ class Composition(nn.Module):
         # coefficients are learned in 32 bits or more, whatever the model's format
         super()._apply(lambda t: _wide(fn(t), t), recurse)  # type: ignore[no-untyped-call]
         self._reset()
-        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._sharded_base is None:
+            self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        else:
+            self._sharded_base.move(fn, self._locations, self._model)
         return self
 
     def _reset(self) -> None:
@@ -313,10 +328,8 @@ class Composition(nn.Module):
         try:
             return copy_sharing_weights(self._model)
         finally:
-            if not self.linearised:
-                self._installer.set_tensors(
-                    installed
-                )  # the backward pass of checkpointed layers may need them
+            if not self.linearised:  # the backward pass of checkpointed layers may need them
+                self._installer.set_tensors(installed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Composition:
         """Copy the coefficients; share the base and the bank, which never change."""
@@ -331,6 +344,7 @@ class Composition(nn.Module):
             "linearised",
             "_any_base",
             "_mesh",
+            "_sharded_base",
             "_tied",
             "_versions",
             "_progress",
@@ -365,15 +379,6 @@ def batch_runner(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """
     sharding = model.sharding if isinstance(model, Composition) else None
     return model if sharding is None else partial(sharding.run, model)
-
-
-def source_of(model: nn.Module) -> WeightSource:
-    """Return a model's weights as a source, with its configuration if it is a Hugging Face model."""
-    if isinstance(model, HasWeights):
-        return model.weight_source()
-    settings: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
-    config = transformers_config(settings)[0] if isinstance(settings, dict) and settings else None
-    return TensorMap(model.state_dict(), type(model).__name__, config=config)
 
 
 def _wide(moved: Tensor, before: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def benchmark_machine(
         )
         for name in STORAGES
     )
-    compiled = device.type == "cpu" and dispatch.is_installed()
+    compiler = dispatch.compiler(device)
     return MachineBenchmark(
         str(device),
         torch.get_num_threads(),
@@ -93,7 +93,7 @@ def benchmark_machine(
         vectors,
         statistics.median(floor),
         _read_bandwidth(device, rounds),
-        "compiled (numba)" if compiled else "torch",
+        "torch" if compiler is None else f"compiled ({compiler})",
         costs,
     )
 

@@ -47,7 +47,8 @@ class Plan:
     """Bytes of the buffers for reading from disk, if anything is read from there."""
     coefficients: int
     storage: tuple[str, ...]
-    fast: bool
+    compiler: str | None
+    """The package that compiles kernels over few-bit vectors; None for plain torch."""
 
     @classmethod
     def of(
@@ -72,13 +73,13 @@ class Plan:
         buffers = 2 * max(read, default=0)  # of one block: a chunk that is used, and one that is read
         total = sum(sizes.values())
         kept, least = _composed_bytes(index, itemsize, recomputable or {})
-        recomputes = least < kept and (runtime.stream or kept + total > budget)
+        recomputes = least < kept and (runtime.stream or runtime.shard_base or kept + total > budget)
         composed = least if recomputes else kept
         fits = not runtime.stream and composed + total <= budget
         if not fits and composed + buffers > budget:
             raise _no_room(composed, buffers if runtime.stream else min(total, buffers), budget)
         # vectors on disk would be read for every batch of an evaluation
-        recomputed_in_evaluation = recomputes and (fits or kept + buffers > budget)
+        recomputed_in_evaluation = recomputes and (fits or runtime.shard_base or kept + buffers > budget)
         if recomputes and not recomputed_in_evaluation:
             composed = kept
         left = budget - composed - (0 if fits else buffers)
@@ -97,8 +98,13 @@ class Plan:
             buffers,
             index.count,
             storage,
-            runtime.fast and dispatch.is_installed(),
+            dispatch.compiler(device) if runtime.fast else None,
         )
+
+    @property
+    def fast(self) -> bool:
+        """True if compiled kernels are used."""
+        return self.compiler is not None
 
     @property
     def resident(self) -> frozenset[str]:
@@ -167,7 +173,11 @@ class Plan:
         ]
         few_bits = [s for s in self.storage if s != "fp32" and not s.startswith("svd:")]
         if few_bits:
-            path = "compiled (numba)" if self.fast else "plain torch; pip install 'aniso[fast]' is faster"
+            path = (
+                f"compiled ({self.compiler})"
+                if self.fast
+                else "plain torch; pip install 'aniso[fast]' is faster"
+            )
             lines.append(f"few-bit path   {path}")
         return "\n".join(lines)
 

@@ -34,6 +34,10 @@ class Runtime:
     """Read all task vectors from disk as they are needed, even if they would fit."""
     fast: bool = True
     """Use compiled kernels where numba is installed."""
+    shard_base: bool = False
+    """Keep only a share of the base in each process of a mesh, and compose a linear layer's weight when the
+    layer runs. The given model keeps its weights: delete it, or leave it on the CPU and move the composition
+    to the GPU."""
     keep_freed: bool = False
     """Let the whole process keep freed memory instead of returning it to the system (glibc, CPU only).
 

@@ -72,8 +72,9 @@ class Session:
     @cached_property
     def model(self) -> Wrapped:
         """The base model on its device."""
-        found: Wrapped = self.setting.load_model().to(self.device)
-        return found
+        found: Wrapped = self.setting.load_model()
+        # a base that is shared out may not fit into one device: each composition has its share there
+        return found if self.options.runtime.shard_base else found.to(self.device)
 
     @property
     def encoder(self) -> Encoder:
@@ -175,7 +176,8 @@ class Session:
     def compose(self, bank: Bank, partition: Partition) -> Composition:
         """Return a composition of the base, linearised if the setting says so."""
         options = self.options
-        return Composition(self._base, bank, partition, runtime=options.runtime, mesh=options.mesh)
+        made = Composition(self._base, bank, partition, runtime=options.runtime, mesh=options.mesh)
+        return made.to(self.device) if options.runtime.shard_base else made
 
     @property
     def _base(self) -> nn.Module:
@@ -183,7 +185,8 @@ class Session:
 
     def with_own_vector(self, task: str) -> Composition:
         """Return the model fine-tuned on a task: the base plus the task's own vector."""
-        return with_vector(self._base, self.whole_bank.only(task), self.options.runtime)
+        alone = replace(self.options.runtime, shard_base=False)
+        return with_vector(self._base, self.whole_bank.only(task), alone)
 
     def teacher(self, task: str) -> Teacher:
         """Return the teacher of a task: the model fine-tuned on it, composed when its outputs are needed."""
@@ -256,6 +259,8 @@ class Session:
             return None
         bank, how = self.composed_bank, self.options
         composition = Composition.of(self._base, bank, found, runtime=how.runtime, mesh=how.mesh)
+        if how.runtime.shard_base:
+            composition.to(self.device)
         result = MethodResult(lambda task: composition, coefficients=found)
         return replace(result, metrics=result.metrics.model_copy(update={"trainable": len(found)}))
 

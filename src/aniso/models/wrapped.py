@@ -25,6 +25,9 @@ class Wrapped(nn.Module, ABC):
     home: Path | None = None
     """The directory it was loaded from, with its configuration and tokenizer; None for a name."""
 
+    known_fingerprint: str | None = None
+    """Given where the weights are shared out among several processes, so that none could compute it."""
+
     def __init__(self, name: str, network: nn.Module, config: ModelConfig | None = None) -> None:
         super().__init__()
         self.name = name
@@ -63,7 +66,7 @@ class Wrapped(nn.Module, ABC):
     @property
     def fingerprint(self) -> str:
         """A hash of the blocks of task vectors; it does not depend on the library's names."""
-        return BlockSource(self.weight_source()).identity().content
+        return self.known_fingerprint or BlockSource(self.weight_source()).identity().content
 
     def __repr__(self) -> str:
         size = sum(block.numel for block in self.layout.blocks)

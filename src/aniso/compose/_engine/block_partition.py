@@ -238,17 +238,18 @@ class RandomParts(ElementPartition):
         return torch.from_numpy(_permutation(self.key, self.length))
 
     @cached_property
-    def _order(self) -> Tensor:
-        """Positions in the order of the sequence, in which parts follow each other."""
-        return self._sequence.argsort()
+    def _parts(self) -> _OnDevices:
+        """The parts along a run, and along the remainder."""
+        return _OnDevices(self._sequence % self.count, self._tail % self.count)
+
+    @cached_property
+    def _orders(self) -> _OnDevices:
+        """Positions of a run and of the remainder in an order in which parts follow each other."""
+        return _OnDevices(self._sequence.argsort(), self._tail.argsort())
 
     @cached_property
     def _tail(self) -> Tensor:
         return torch.from_numpy(_permutation(self.key ^ 1, self.numel % self.length))
-
-    @cached_property
-    def _tail_order(self) -> Tensor:
-        return self._tail.argsort()
 
     @cached_property
     def _shifts(self) -> list[int]:
@@ -267,10 +268,8 @@ class RandomParts(ElementPartition):
 
     def expand(self, coefficients: Tensor) -> Tensor:
         # index_select takes a sixth of the time of an index in brackets
-        window, tail = (
-            coefficients.index_select(1, (sequence % self.count).to(coefficients.device))
-            for sequence in (self._sequence, self._tail)
-        )
+        parts = self._parts[coefficients.device]
+        window, tail = (coefficients.index_select(1, own) for own in parts)
         return torch.cat([window, window, tail], dim=1)
 
     def add(self, out: Tensor, tile: Tensor, expanded: Tensor, start: int) -> None:
@@ -287,11 +286,12 @@ class RandomParts(ElementPartition):
     def sum_by_part(self, total: Tensor) -> Tensor:
         window = total[:, : self.length] + total[:, self.length : 2 * self.length]
         tail = total[:, 2 * self.length :]
-        return self._by_part(window, self._order) + self._by_part(tail, self._tail_order)
+        order, tail_order = self._orders[total.device]
+        return self._by_part(window, order) + self._by_part(tail, tail_order)
 
     def _by_part(self, sums: Tensor, order: Tensor) -> Tensor:
         """Return the sums of each part, in a fixed order: scattering would add in any order on a GPU."""
-        ordered = sums.index_select(1, order.to(sums.device))
+        ordered = sums.index_select(1, order)
         short = -ordered.shape[1] % self.count
         return torch.nn.functional.pad(ordered, (0, short)).view(len(sums), -1, self.count).sum(1)
 
@@ -308,6 +308,20 @@ class RandomParts(ElementPartition):
             out.append((slice(at - start, stop - start), slice(first, first + stop - at)))
             at = stop
         return out
+
+
+@final
+class _OnDevices(dict[torch.device, tuple[Tensor, Tensor]]):
+    """Two tensors on every device that they were needed on: copied there once, not in every step."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __missing__(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        first, second = (tensor.to(device) for tensor in self._tensors)
+        self[device] = first, second
+        return first, second
 
 
 def _permutation(key: int, size: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 from typing import final
 
 import torch
@@ -54,43 +55,76 @@ class DeltaStack(ABC):
     @abstractmethod
     def to(self, device: torch.device) -> DeltaStack: ...
 
-    def add_to(self, out: Tensor, coefficients: Tensor, partition: BlockPartition) -> None:
+    @cached_property
+    def rows(self) -> slice | Tensor:
+        """The index of the stack's rows in the block's coefficients, on the stack's device."""
+        first, last = self.vectors[0], self.vectors[-1]
+        if self.vectors == tuple(range(first, last + 1)):
+            return slice(first, last + 1)
+        return torch.tensor(self.vectors, device=self.device)
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    def add_to(
+        self, out: Tensor, coefficients: Tensor, partition: BlockPartition, host: Tensor | None = None
+    ) -> None:
         """Compute ``out += sum of coefficient * delta``.
 
-        ``out`` is flat; ``coefficients`` has a row for every vector of the block.
+        ``out`` is flat; ``coefficients`` has a row for every vector of the block. ``host`` is a copy of them
+        on the CPU, which saves waiting for the device.
         """
-        own = coefficients[list(self.vectors)]
-        if not self.numel or not bool(own.any()):
-            return  # adding zeros would turn -0.0 into 0.0, and zero must give the base bit for bit
-        self._add(out, own, partition)
+        if self._adds_something(coefficients if host is None else host):
+            self._add(out, coefficients[self.rows], partition)
 
     def write_to(
-        self, out: Tensor, base: Tensor | None, coefficients: Tensor, partition: BlockPartition
+        self,
+        out: Tensor,
+        base: Tensor | None,
+        coefficients: Tensor,
+        partition: BlockPartition,
+        host: Tensor | None = None,
     ) -> None:
         """Compute ``out = base + sum of coefficient * delta``, in one pass over memory where possible.
 
         ``base`` may be ``out`` itself; None stands for zeros.
         """
-        own = coefficients[list(self.vectors)]
-        if self.numel and partition.scales_ranks and bool(own.any()) and self._try_write(out, base, own):
+        adds = self._adds_something(coefficients if host is None else host)
+        own = coefficients[self.rows]
+        if adds and partition.scales_ranks and self._try_write(out, base, own):
             return
         if base is None:
             out.zero_()
         elif base.data_ptr() != out.data_ptr():
             out.copy_(base)
-        self.add_to(out, coefficients, partition)
+        if adds:
+            self._add(out, own, partition)
 
     def write_and_dots(
-        self, out: Tensor, base: Tensor, coefficients: Tensor, gradient: Tensor, partition: BlockPartition
+        self,
+        out: Tensor,
+        base: Tensor,
+        coefficients: Tensor,
+        gradient: Tensor,
+        partition: BlockPartition,
+        host: Tensor | None = None,
     ) -> Tensor:
         """Do ``write_to`` and return ``dots``, reading the deltas once where possible."""
-        own = coefficients[list(self.vectors)]
-        if self.numel and isinstance(partition, WholeBlock) and bool(own.any()):
-            products = self._try_write_and_dots(out, base, own, gradient)
+        if isinstance(partition, WholeBlock) and self._adds_something(coefficients if host is None else host):
+            products = self._try_write_and_dots(out, base, coefficients[self.rows], gradient)
             if products is not None:
                 return products
-        self.write_to(out, base, coefficients, partition)
+        self.write_to(out, base, coefficients, partition, host)
         return self.dots(gradient, partition)
+
+    def _adds_something(self, host: Tensor) -> bool:
+        """Return False if all coefficients are zero.
+
+        Adding zeros would turn -0.0 into 0.0, and zero must give the base bit for bit.
+        """
+        rows = self.rows if isinstance(self.rows, slice) else list(self.vectors)
+        return bool(self.numel) and bool(host[rows].any())
 
     def _try_write_and_dots(self, out: Tensor, base: Tensor, own: Tensor, gradient: Tensor) -> Tensor | None:
         """Do both in one pass and return the products, or None if there is no such kernel."""
@@ -147,6 +181,10 @@ class DenseStack(DeltaStack):
     @property
     def nbytes(self) -> int:
         return self.values.numel() * self.values.element_size()
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
 
     def cut(self, start: int, stop: int) -> DenseStack:
         return DenseStack(self.vectors, self.values[:, start:stop].clone(), self.offset + start)
@@ -214,6 +252,10 @@ class PackedStack(DeltaStack):
         self.mean = mean
         self.factors = factors
         self.offset = offset
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
 
     @property
     def nbytes(self) -> int:
@@ -290,7 +332,7 @@ class PackedStack(DeltaStack):
 
     def _add_mean(self, out: Tensor, scaled: Tensor) -> None:
         if self.mean is not None:
-            out.add_(self.mean, alpha=float(scaled.sum()))
+            dispatch.add(out, out, self.mean.unsqueeze(0), scaled.sum().unsqueeze(0))
 
     def _vector_dots(self, products: Tensor, gradient: Tensor) -> Tensor:
         """Return the products of the vectors, given those of their codes."""

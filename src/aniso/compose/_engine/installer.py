@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
 from collections.abc import Iterable, Mapping
@@ -18,16 +17,21 @@ from aniso.compose._engine import torch_internals
 from aniso.compose._engine.coefficient_index import CoefficientIndex
 from aniso.compose._engine.delta_store import DeltaStore
 from aniso.compose._engine.sharded import Sharding
-from aniso.compose._engine.weight_buffer import Lease, TensorView, WeightBuffer, buffer_layouts
+from aniso.compose._engine.sharded_base import ShardedBase
+from aniso.compose._engine.tensor_locations import TensorLocations
+from aniso.compose._engine.weight_buffer import (
+    Lease,
+    TensorView,
+    Values,
+    WeightBuffer,
+    buffer_layouts,
+)
 from aniso.compose._layers.cached_linear import CachedLinear
 from aniso.compose._layers.layer_weight import LayerWeight
 from aniso.compose._layers.low_rank_linear import LowRankLinear, LowRankUpdate
 from aniso.compose._layers.recomputed_linear import RecomputedLinear
-from aniso.errors import InputError, NumericalError
+from aniso.errors import NumericalError
 from aniso.vectors import Layout
-
-TensorLocations = Mapping[str, list[tuple[nn.Module, str]]]
-"""The modules and attributes that hold each tensor of the model; tied tensors have several."""
 
 
 @final
@@ -37,8 +41,8 @@ class _Installed:
 
     values: nn.Parameter
     has_graph: bool
-    copied: Tensor
-    """The values as they were."""
+    host: Tensor
+    """The values as they were, on the CPU."""
     version: int
 
 
@@ -57,14 +61,14 @@ class WeightInstaller:
         store: DeltaStore,
         *,
         deltas_only: bool,
-        recomputed: frozenset[str] = frozenset(),
-        recomputed_in_evaluation: bool = False,
         sharding: Sharding | None = None,
+        sharded_base: ShardedBase | None = None,
     ) -> None:
         """``deltas_only`` leaves the base out: the sum of coefficient * delta alone is composed.
 
-        Blocks in ``recomputed`` are composed when their layer runs, and not kept; without a graph only if
-        ``recomputed_in_evaluation``, since the same coefficients then serve many batches.
+        Blocks that the store's plan has as ``recomputed`` are composed when their layer runs, and not kept;
+        without a graph only if ``recomputed_in_evaluation``, since the same coefficients then serve many
+        batches.
         """
         self._locations = locations
         self._index = index
@@ -72,14 +76,15 @@ class WeightInstaller:
         self.installed: dict[str, Tensor] = {}
         self.buffers: list[WeightBuffer] = []
         self._low_rank: dict[int, list[LowRankUpdate]] = {}
+        shares = {} if sharded_base is None else sharded_base.shares
         for buffer_layout in buffer_layouts(layout, index):
             base = [None if deltas_only else self.base[view.key] for view in buffer_layout.views]
-            buffer = WeightBuffer(buffer_layout, base, store, sharding)
+            buffer = WeightBuffer(buffer_layout, base, store, sharding, shares)
             self.buffers.append(buffer)
             if not deltas_only:
                 self._low_rank[id(buffer)] = _low_rank_updates(buffer, store)
-        self._recomputed = recomputed
-        self._recomputed_in_evaluation = recomputed_in_evaluation
+        self._recomputed = store.plan.recomputed
+        self._recomputed_in_evaluation = store.plan.recomputed_in_evaluation
         self._deltas_only = deltas_only
         self._sharding = sharding
         self._current: _Installed | None = None
@@ -87,31 +92,35 @@ class WeightInstaller:
     def install(self, values: nn.Parameter) -> None:
         """Compose and install the weights for these values, unless they are installed already."""
         wants_graph = torch.is_grad_enabled() and values.requires_grad
-        if self._is_current(values, wants_graph):
+        with torch.inference_mode(False):  # it outlives the call
+            # the only numbers that the host waits for: every decision below is made from this copy
+            host = values.detach().to("cpu", copy=True)
+        if self._is_current(values, host, wants_graph):
             return
-        _require_finite(values, self._index)
+        _require_finite(host, self._index)
         # let go of the last graph, so that its buffers may be overwritten; if this is interrupted, nothing
         # is installed
         self.uninstall()
         # buffers outlive the call: made in inference mode, they could not be used outside of it
         with torch.inference_mode(False), torch.set_grad_enabled(wants_graph):
-            copied = values.detach().clone()
-            fixed = self._index.divided(copied)
-            coefficients = self._index.divided(self._root(values)) if wants_graph else fixed
+            on_host = self._index.divided(host)
+            is_here = values.device.type == "cpu"
+            fixed = Values(on_host if is_here else self._index.divided(values.detach().clone()), on_host)
+            coefficients = self._index.divided(self._root(values)) if wants_graph else fixed.blocks
             for buffer in self.buffers:
                 tensors = self._tensors(buffer, coefficients, fixed, wants_graph)
                 for view, tensor in zip(buffer.views, tensors, strict=True):
                     self.installed[view.key] = tensor
-            self._current = _Installed(values, wants_graph, copied, torch_internals.version(values))
+            self._current = _Installed(values, wants_graph, host, torch_internals.version(values))
         if not self._deltas_only:
             self.set_tensors(self.installed)
 
-    def _is_current(self, values: nn.Parameter, wants_graph: bool) -> bool:
+    def _is_current(self, values: nn.Parameter, host: Tensor, wants_graph: bool) -> bool:
         """Return True if the installed weights match these values and this grad mode."""
         current = self._current
         if current is None or current.values is not values:
             return False
-        if not torch.equal(current.copied, values.detach()):
+        if not torch.equal(current.host, host):
             return False
         if current.has_graph and current.version != torch_internals.version(values):
             return False  # autograd does not go back through views of what was written to since
@@ -154,11 +163,13 @@ class WeightInstaller:
         return root
 
     def _tensors(
-        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: list[Tensor], wants_graph: bool
+        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: Values, wants_graph: bool
     ) -> list[Tensor]:
         """Return the tensors over a buffer; ``fixed`` are the coefficients' values, which never change."""
         like = self.base[buffer.views[0].key]
-        connected = [partial(_connected, buffer, coefficients, like, i) for i in range(len(buffer.views))]
+        connected = [
+            partial(_connected, buffer, fixed, coefficients, like, i) for i in range(len(buffer.views))
+        ]
         recomputes = wants_graph or self._recomputed_in_evaluation
         recomputed = self._recomputed_linear(buffer, coefficients, fixed) if recomputes else None
         updates = self._low_rank.get(id(buffer), [])
@@ -171,7 +182,7 @@ class WeightInstaller:
                         update,
                         coefficients[buffer.blocks[0].position],
                         recomputed or CachedLinear(connected[i]),
-                        None if recomputed else cache(partial(_composed, buffer, coefficients, like, i)),
+                        None if recomputed else cache(partial(_composed, buffer, fixed, like, i)),
                     ),
                     connected[i],
                 )
@@ -179,13 +190,14 @@ class WeightInstaller:
             ]
         if recomputed:
             # at zero, the model's own tensors: torch has fast paths for attention that need these
-            is_base = not wants_graph and not any(bool(v.any()) for v in recomputed.values)
+            is_zero = not any(bool(v.any()) for v in recomputed.values.host)
+            is_base = is_zero and not wants_graph and not buffer.has_shares
             return [like if is_base else LayerWeight.wrap(like, recomputed, connected[0])]
         if not wants_graph:
-            return buffer.composed(coefficients, like)
+            return buffer.composed(fixed, like)
         return [
             self._for_layer(view, tensor)
-            for view, tensor in zip(buffer.views, buffer.connected(coefficients, like), strict=True)
+            for view, tensor in zip(buffer.views, buffer.connected(fixed, coefficients, like), strict=True)
         ]
 
     def _for_layer(self, view: TensorView, tensor: Tensor) -> Tensor:
@@ -198,7 +210,7 @@ class WeightInstaller:
         return LayerWeight.wrap(tensor, layer, layer.weight)
 
     def _recomputed_linear(
-        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: list[Tensor]
+        self, buffer: WeightBuffer, coefficients: list[Tensor], fixed: Values
     ) -> RecomputedLinear | None:
         if buffer.blocks[0].entry.block.name not in self._recomputed:
             return None
@@ -208,8 +220,8 @@ class WeightInstaller:
             buffer,
             base,
             buffer.own(coefficients),
-            buffer.own(fixed),
-            partial(_connected, buffer, coefficients, base, 0),
+            buffer.own_values(fixed),
+            partial(_connected, buffer, fixed, coefficients, base, 0),
         )
 
 
@@ -236,7 +248,7 @@ def _is_linear_weight(locations: list[tuple[nn.Module, str]]) -> bool:
 
 
 def _require_finite(values: Tensor, index: CoefficientIndex) -> None:
-    bad = (~torch.isfinite(values.detach())).nonzero().reshape(-1).tolist()
+    bad = (~torch.isfinite(values)).nonzero().reshape(-1).tolist()
     if bad:
         vector, block, part = next(islice(index.labels(), bad[0], None))
         raise NumericalError(
@@ -248,12 +260,14 @@ def _require_finite(values: Tensor, index: CoefficientIndex) -> None:
         )
 
 
-def _composed(buffer: WeightBuffer, coefficients: list[Tensor], like: Tensor, i: int) -> tuple[Tensor, Lease]:
-    return buffer.composed(coefficients, like)[i], buffer.lease()
+def _composed(buffer: WeightBuffer, values: Values, like: Tensor, i: int) -> tuple[Tensor, Lease]:
+    return buffer.composed(values, like)[i], buffer.lease()
 
 
-def _connected(buffer: WeightBuffer, coefficients: list[Tensor], like: Tensor, i: int) -> Tensor:
-    return buffer.connected(coefficients, like)[i]
+def _connected(
+    buffer: WeightBuffer, values: Values, coefficients: list[Tensor], like: Tensor, i: int
+) -> Tensor:
+    return buffer.connected(values, coefficients, like)[i]
 
 
 def _low_rank_updates(buffer: WeightBuffer, store: DeltaStore) -> list[LowRankUpdate]:
@@ -275,46 +289,3 @@ def _low_rank_updates(buffer: WeightBuffer, store: DeltaStore) -> list[LowRankUp
         )
         for view in buffer.views
     ]
-
-
-def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """Return a copy of the modules that shares the weights' memory, and whose weights take no gradient."""
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    try:
-        return copy.deepcopy(model, shared)
-    except Exception as e:
-        raise InputError(
-            "MODEL-COPY",
-            f"the model {type(model).__name__} cannot be copied",
-            reason=e,
-            fix="remove hooks and caches that hold results of a forward pass, or load the model afresh",
-        ) from e
-
-
-def tensor_locations(model: nn.Module, tied: Mapping[str, str]) -> TensorLocations:
-    """Return the modules and attributes that hold each tensor; ``tied`` names map to the one that is kept."""
-    out: dict[str, list[tuple[nn.Module, str]]] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        same = (module, *vars(module).get("same_as", ()))  # an encoder shares its network's dictionaries
-        for attribute, _ in torch_internals.named_tensors(module):
-            key = f"{prefix}.{attribute}" if prefix else attribute
-            out.setdefault(tied.get(key, key), []).extend((one, attribute) for one in same)
-    return out
-
-
-def require_plain_attributes(model: nn.Module) -> None:
-    """Refuse weights in plain lists or dictionaries, where composed ones cannot be installed."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            continue  # these keep such a list, which is refreshed
-        for attribute, value in vars(module).items():
-            if attribute in torch_internals.MODULE_DICTIONARIES:
-                continue
-            inside = value.values() if isinstance(value, dict) else value
-            if isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Parameter) for v in inside):
-                raise InputError(
-                    "MODEL-COPY",
-                    f"the model {type(model).__name__} keeps weights in a plain container",
-                    key=f"{prefix}.{attribute}".lstrip("."),
-                    fix="use nn.ParameterList or nn.ParameterDict, or plain attributes",
-                )

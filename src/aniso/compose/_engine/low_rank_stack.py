@@ -23,7 +23,17 @@ class StackedFactors:
     and ``part`` the part of the vector's coefficients that scales it. Ranks are sorted by both.
     """
 
-    def __init__(self, start: int, b: Tensor, a: Tensor, scale: Tensor, owner: Tensor, part: Tensor) -> None:
+    def __init__(
+        self,
+        start: int,
+        b: Tensor,
+        a: Tensor,
+        scale: Tensor,
+        owner: Tensor,
+        part: Tensor,
+        ranks_of: dict[int, slice] | None = None,
+    ) -> None:
+        """``ranks_of`` are each vector's ranks; default: as ``owner``, which is on the CPU, has them."""
         self.start = start
         self.stop = start + b.shape[0]
         self.b = b
@@ -31,16 +41,17 @@ class StackedFactors:
         self.scale = scale
         self.owner = owner
         self.part = part
+        self.ranks_of = _ranks_of(owner) if ranks_of is None else ranks_of
 
     def cut(self, first: int, last: int) -> StackedFactors:
         """Return the factors of rows ``first:last`` of the block, counted from ``first``."""
         low, high = max(first, self.start), min(last, self.stop)
         b = self.b[low - self.start : high - self.start]
-        return StackedFactors(low - first, b, self.a, self.scale, self.owner, self.part)
+        return StackedFactors(low - first, b, self.a, self.scale, self.owner, self.part, self.ranks_of)
 
     def to(self, device: torch.device) -> StackedFactors:
-        moved = (t.to(device) for t in (self.b, self.a, self.scale, self.owner, self.part))
-        return StackedFactors(self.start, *moved)
+        b, a, scale, owner, part = (t.to(device) for t in (self.b, self.a, self.scale, self.owner, self.part))
+        return StackedFactors(self.start, b, a, scale, owner, part, self.ranks_of)
 
     def scaled(self, coefficients: Tensor) -> Tensor:
         """Return one number for each rank: its coefficient, of vectors by parts, times its scale."""
@@ -61,9 +72,8 @@ class StackedFactors:
             return
         b = self.b[low - self.start : high - self.start].to(tile.dtype) * self.scale.to(tile.dtype)
         a = self.a.to(tile.dtype)
-        for vector, target in enumerate(tile):
-            own = self.owner == vector
-            target[low - rows.start : high - rows.start].addmm_(b[:, own], a[own])
+        for vector, own in self.ranks_of.items():
+            tile[vector][low - rows.start : high - rows.start].addmm_(b[:, own], a[own])
 
 
 @final
@@ -98,6 +108,10 @@ class LowRankStack(DeltaStack):
         kept = [f.cut(first, last) for f in self.factors if f.start < last and f.stop > first]
         return LowRankStack(self.vectors, (last - first, columns), kept, self.offset + start)
 
+    @property
+    def device(self) -> torch.device:
+        return self.factors[0].a.device if self.factors else torch.device("cpu")
+
     def to(self, device: torch.device) -> LowRankStack:
         return LowRankStack(self.vectors, self.shape, [f.to(device) for f in self.factors], self.offset)
 
@@ -105,8 +119,7 @@ class LowRankStack(DeltaStack):
         columns = self.shape[1]
         for start, stop in self._steps(math.lcm(alignment, max(1, columns))):
             rows = slice(start // columns, stop // columns)
-            device = self.factors[0].a.device if self.factors else torch.device("cpu")
-            tile = scratch("tile", (len(self.vectors), stop - start), dtype, device)
+            tile = scratch("tile", (len(self.vectors), stop - start), dtype, self.device)
             tile.zero_()
             for factors in self.factors:
                 factors.fill(tile.view(len(self.vectors), -1, columns), rows)
@@ -140,6 +153,14 @@ class LowRankStack(DeltaStack):
             products = (factors.b.to(gradient.dtype).T @ rows).mul_(factors.a.to(gradient.dtype)).sum(1)
             total += factors.by_part(products, shape)
         return total
+
+
+def _ranks_of(owner: Tensor) -> dict[int, slice]:
+    """Return the range of each vector's ranks, which follow each other."""
+    vectors, counts = torch.unique_consecutive(owner, return_counts=True)
+    ends = counts.cumsum(0)
+    spans = zip(vectors.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+    return {vector: slice(start, end) for vector, start, end in spans}
 
 
 def stacked_factors(deltas: list[LowRank], components: ComponentParts | None = None) -> list[StackedFactors]:

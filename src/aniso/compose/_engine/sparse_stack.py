@@ -18,11 +18,17 @@ from aniso.vectors import SparseRows
 class SparseStack(DeltaStack):
     """Deltas that are zero in most rows, with one float per element of the other rows."""
 
-    def __init__(self, rows: Tensor, inner: DenseStack, shape: tuple[int, int]) -> None:
-        """``inner`` has the elements of ``rows``, one row of the block after the other, for each vector."""
+    def __init__(
+        self, rows: Tensor, inner: DenseStack, shape: tuple[int, int], host_rows: Tensor | None = None
+    ) -> None:
+        """``inner`` has the elements of ``rows``, one row of the block after the other, for each vector.
+
+        ``host_rows`` are the same on the CPU, where tiles are chosen.
+        """
         self.vectors = inner.vectors
         self.numel = shape[0] * shape[1]
         self._rows = rows
+        self._host_rows = rows if host_rows is None else host_rows
         self._inner = inner
         self._shape = shape
 
@@ -37,6 +43,10 @@ class SparseStack(DeltaStack):
         return cls(rows, DenseStack(vectors, values.view(len(deltas), -1)), (height, width))
 
     @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    @property
     def nbytes(self) -> int:
         return self._inner.nbytes + 8 * self._rows.numel()
 
@@ -47,14 +57,14 @@ class SparseStack(DeltaStack):
         return DenseStack(self.vectors, whole.view(len(self.vectors), -1), self.offset).cut(start, stop)
 
     def to(self, device: torch.device) -> SparseStack:
-        return SparseStack(self._rows.to(device), self._inner.to(device), self._shape)
+        return SparseStack(self._rows.to(device), self._inner.to(device), self._shape, self._host_rows)
 
     def tiles(self, alignment: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
         width = self._shape[1]
         values = self._inner.values.view(len(self.vectors), -1, width)
         for start, stop in self._steps(alignment):
             low, high = start // width, -(-stop // width)
-            first, last = torch.searchsorted(self._rows, torch.tensor([low, high]).to(self._rows)).tolist()
+            first, last = torch.searchsorted(self._host_rows, torch.tensor([low, high])).tolist()
             tile = scratch("tile", (len(self.vectors), high - low, width), dtype, values.device).zero_()
             tile[:, self._rows[first:last] - low] = values[:, first:last].to(dtype)
             flat = tile.view(len(self.vectors), -1)

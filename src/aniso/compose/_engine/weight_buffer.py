@@ -7,7 +7,7 @@ value are three tensors over one block; open_clip's are one tensor, which may be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,6 +22,8 @@ from aniso.compose._engine.scratch import scratch
 from aniso.compose._engine.sharded import Sharding
 from aniso.errors import NumericalError
 from aniso.vectors import Layout, Part
+
+_RANGE = 1e38  # bfloat16 has the range of float32: only sums in float16 are checked
 
 
 @final
@@ -91,6 +93,18 @@ def _buffer_layout(layout: Layout, blocks: list[BufferBlock]) -> BufferLayout:
 
 
 @final
+@dataclass(frozen=True)
+class Values:
+    """Coefficients of blocks, without a graph, that never change; decisions are made from those on the CPU.
+
+    So one copy of all coefficients is all that the host waits for.
+    """
+
+    blocks: list[Tensor]
+    host: list[Tensor]
+
+
+@final
 class Lease:
     """A mark held by a graph that may still go backward through what is in a buffer."""
 
@@ -107,38 +121,49 @@ class WeightBuffer:
         base: Sequence[Tensor | None],
         store: DeltaStore,
         sharding: Sharding | None = None,
+        shares: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """``base`` has the model's own tensor for each view, or None where deltas alone are summed."""
+        """``base`` has the model's own tensor for each view, or None where deltas alone are summed.
+
+        Of blocks in ``shares``, these are all of the base that this process has.
+        """
         self.shape = layout.shape
         self.views = layout.views
         self.blocks = layout.blocks
         self.base = tuple(base)
         self.store = store
         self._sharding = sharding
+        own = [(shares or {}).get(block.entry.block.name) for block in layout.blocks]
+        self._shares = {block.position: share for block, share in zip(layout.blocks, own, strict=True)}
+        self.has_shares = any(share is not None for share in own)
         # a transposed tensor keeps its own memory order: products round differently otherwise
         self._transposed = self.views[0].transposed
         self._buffer: Tensor | None = None
-        self._filled_with: tuple[Tensor, ...] | None = None
+        self._filled_with: list[Tensor] | None = None
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
     def own(self, coefficients: Sequence[Tensor]) -> list[Tensor]:
         """Return the coefficients of this buffer's blocks, out of those of all blocks."""
         return [coefficients[block.position] for block in self.blocks]
 
-    def composed(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    def own_values(self, values: Values) -> Values:
+        """Return the values of this buffer's blocks, out of those of all blocks."""
+        return Values(self.own(values.blocks), self.own(values.host))
+
+    def composed(self, values: Values, like: Tensor) -> list[Tensor]:
         """Return the model's tensors for all blocks' coefficients, without a graph, in the dtype of ``like``.
 
         They are views of the buffer, which is written only if its blocks' coefficients changed.
         """
-        own = tuple(c.detach() for c in self.own(coefficients))
+        own = self.own_values(values)
         known = self._filled_with
-        if known is None or not all(torch.equal(a, b) for a, b in zip(own, known, strict=True)):
+        if known is None or not all(torch.equal(a, b) for a, b in zip(own.host, known, strict=True)):
             self._fill(own, like)
         return list(self.tensors())
 
-    def connected(self, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """Return the same tensors with a graph, through which gradients reach the coefficients."""
-        self.composed(coefficients, like)
+    def connected(self, values: Values, coefficients: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Return the same tensors with a graph, through which gradients reach ``coefficients``."""
+        self.composed(values, like)
         tensors = list(_Compose.apply(self, self.lease(), *self.own(coefficients)))
         torch_internals.run_first_in_backward(tensors[0])
         return tensors
@@ -170,37 +195,37 @@ class WeightBuffer:
             total = flat.new_empty(entry.shape)
             grad = self._sharding.averaged(entry, grad) if self._sharding else grad
             for stack in self.store.stacks(entry, backward=True):
-                total[list(stack.vectors)] = stack.dots(grad, entry.partition)
+                total[stack.rows] = stack.dots(grad, entry.partition)
             out.append(total)
         return out
 
-    def recompute(self, own: Sequence[Tensor], like: Tensor) -> Tensor:
+    def recompute(self, own: Values, like: Tensor) -> Tensor:
         """Return the one tensor over this buffer, in memory that the next recomputed tensor overwrites."""
         out = scratch("recomputed", self.shape, like.dtype, like.device)
         self._write(out, self._workspace(out), own)
         return out
 
-    def recompute_backward(
-        self, grad: Tensor, own: Sequence[Tensor], like: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
+    def recompute_backward(self, grad: Tensor, own: Values, like: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the gradient of each block's coefficients, and the tensor again; deltas are read once."""
+        if self._sharding is not None:
+            return self.gradients([grad]), self.recompute(own, like)
         out, flat = scratch("recomputed", self.shape, like.dtype, like.device), self._flat([grad])
         work = self._workspace(out)
         start, gradients = self._start(work), []
         assert start is not None  # there is a base
-        for block, values in zip(self.blocks, own, strict=True):
+        for block, values, host in zip(self.blocks, own.blocks, own.host, strict=True):
             entry, span = block.entry, block.span
             total, source, target = flat.new_empty(entry.shape), start[span], work.view(-1)[span]
             for stack in self.store.stacks(entry, backward=True):
-                total[list(stack.vectors)] = stack.write_and_dots(
-                    target, source, values.to(work.dtype), flat[span], entry.partition
+                total[stack.rows] = stack.write_and_dots(
+                    target, source, values.to(work.dtype), flat[span], entry.partition, host
                 )
                 source = target
             gradients.append(total)
         self._finish(out, work)
         return gradients, out
 
-    def _fill(self, own: tuple[Tensor, ...], like: Tensor) -> None:
+    def _fill(self, own: Values, like: Tensor) -> None:
         self._filled_with = None
         if self._buffer is None or not all(lease.done for lease in self._leases):
             # a graph may still go backward through the old weights
@@ -209,14 +234,14 @@ class WeightBuffer:
                 self._buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
             self._leases.clear()
         self._write(self._buffer, self._workspace(self._buffer), own)
-        self._filled_with = tuple(v.clone() for v in own)
+        self._filled_with = own.host
 
-    def _write(self, buffer: Tensor, work: Tensor, own: Sequence[Tensor]) -> None:
+    def _write(self, buffer: Tensor, work: Tensor, own: Values) -> None:
         with torch.no_grad(), torch.autocast(buffer.device.type, enabled=False):
             start, flat = self._start(work), work.view(-1)
-            for block, values in zip(self.blocks, own, strict=True):
+            for block, values, host in zip(self.blocks, own.blocks, own.host, strict=True):
                 source = None if start is None else start[block.span]
-                self._add(flat[block.span], source, block.entry, values.to(work.dtype))
+                self._add(flat[block.span], source, block, values.to(work.dtype), host)
             self._finish(buffer, work)
 
     def _start(self, work: Tensor) -> Tensor | None:
@@ -225,6 +250,8 @@ class WeightBuffer:
         It is the base itself if that is one contiguous tensor which the blocks fill, else a copy in ``work``.
         """
         base, flat = self.base[0], work.view(-1)
+        if self.has_shares:
+            return flat
         filled = sum(block.span.stop - block.span.start for block in self.blocks) == work.numel()
         simple = filled and self._sharding is None
         if simple and all(own is None for own in self.base):
@@ -239,11 +266,17 @@ class WeightBuffer:
                 view.of(work).copy_(own)
         return flat
 
-    def _add(self, flat: Tensor, start: Tensor | None, entry: BlockCoefficients, values: Tensor) -> None:
-        own = self._sharding.own(entry, flat) if self._sharding else flat
+    def _add(
+        self, flat: Tensor, start: Tensor | None, block: BufferBlock, values: Tensor, host: Tensor
+    ) -> None:
+        entry, share = block.entry, self._shares[block.position]
+        if share is not None:
+            own = share.to(flat.dtype, copy=True)
+        else:
+            own = self._sharding.own(entry, flat) if self._sharding else flat
         source = own if self._sharding else start
         for stack in self.store.stacks(entry):
-            stack.write_to(own, source, values, entry.partition)
+            stack.write_to(own, source, values, entry.partition, host)
             source = own
         if self._sharding:
             flat.copy_(self._sharding.gathered(entry, own))
@@ -251,7 +284,7 @@ class WeightBuffer:
     def _finish(self, buffer: Tensor, work: Tensor) -> None:
         if work is not buffer:
             buffer.copy_(work.T if self._transposed else work)
-            if buffer.dtype != work.dtype:
+            if torch.finfo(buffer.dtype).max < _RANGE:
                 self._check_range(buffer, work)
 
     def _check_range(self, buffer: Tensor, work: Tensor) -> None:

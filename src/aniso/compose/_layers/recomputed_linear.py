@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from aniso.compose._engine import torch_internals
 from aniso.compose._engine.scratch import scratch
-from aniso.compose._engine.weight_buffer import WeightBuffer
+from aniso.compose._engine.weight_buffer import Values, WeightBuffer
 from aniso.compose._layers.cached_linear import GradientRows, is_plain
 from aniso.compose._layers.layer_weight import as_matrix
 from aniso.errors import UsageError
@@ -30,10 +30,10 @@ class RecomputedLinear:
         buffer: WeightBuffer,
         base: Tensor,
         coefficients: Sequence[Tensor],
-        values: Sequence[Tensor],
+        values: Values,
         connected: Callable[[], Tensor],
     ) -> None:
-        """``coefficients`` are those of the buffer's blocks, with a graph; ``values`` are detached copies.
+        """``coefficients`` are those of the buffer's blocks, with a graph; ``values`` are theirs.
         ``connected`` returns an ordinary composed weight with a graph.
         """
         self.buffer = buffer

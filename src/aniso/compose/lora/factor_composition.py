@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from aniso.compose.composition import Composition, source_of
+from aniso.compose.composition import Composition
 from aniso.compose.lora.adapter_base import AdapterBase
 from aniso.compose.lora.merged_adapter import LayerUpdate, MergedAdapter, inputs_first, layers_of
+from aniso.compose.model_source import source_of
 from aniso.compose.partition import Partition
 from aniso.compose.runtime import Runtime
 from aniso.errors import InputError, printable

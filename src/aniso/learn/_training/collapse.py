@@ -38,20 +38,43 @@ class BatchSummary:
     """Number of items by label; empty without labels."""
 
     @classmethod
-    @torch.no_grad()
     def of(cls, inputs: TermInputs) -> BatchSummary:
+        """Summarise the last view of a batch."""
+        return _Unread.of(inputs).read()
+
+
+@final
+@dataclass(frozen=True)
+class _Unread:
+    """A summary whose numbers are still on the device: reading them would wait for it in every step."""
+
+    numbers: Tensor
+    """The square of the sum of all features, the predictions; with labels, these and the loss."""
+    items: int
+    has_labels: bool
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, inputs: TermInputs) -> _Unread:
         """Summarise the last view of a batch."""
         logits = inputs.logits[-1].detach().float()
         features = functional.normalize(inputs.features[-1].detach().float(), dim=-1)
-        count = len(features)
-        cosines = (float(features.sum(0).square().sum()) - count) / max(1, count * (count - 1))
-        loss = None if inputs.labels is None else functional.cross_entropy(logits, inputs.labels).item()
-        labels = {} if inputs.labels is None else _counts(inputs.labels)
-        return cls(1 - cosines, loss, _counts(logits.argmax(-1)), labels)
+        found = [features.sum(0).square().sum().view(1), logits.argmax(-1).float()]
+        if inputs.labels is not None:
+            found += [inputs.labels.float(), functional.cross_entropy(logits, inputs.labels).view(1)]
+        return cls(torch.cat(found), len(features), inputs.labels is not None)
+
+    def read(self) -> BatchSummary:
+        squared, *numbers = self.numbers.tolist()
+        count = self.items
+        cosines = (squared - count) / max(1, count * (count - 1))
+        loss = numbers[-1] if self.has_labels else None
+        labels = _counts(numbers[count : 2 * count]) if self.has_labels else {}
+        return BatchSummary(1 - cosines, loss, _counts(numbers[:count]), labels)
 
 
-def _counts(classes: Tensor) -> dict[str, int]:
-    return {str(number): count for number, count in Counter(classes.tolist()).items()}
+def _counts(classes: Sequence[float]) -> dict[str, int]:
+    return {str(int(number)): count for number, count in Counter(classes).items()}
 
 
 def collapse_reason(start: BatchSummary, last: Sequence[BatchSummary], classes: int) -> str | None:
@@ -98,15 +121,32 @@ class CollapseDetector(Companion):
     def __init__(self, terms: Mapping[int, DataTerm]) -> None:
         """``terms`` are those with a positive weight: a target to be forgotten may well collapse."""
         self._terms = dict(terms)
-        self._start: dict[int, BatchSummary] = {}
+        self._first: dict[int, BatchSummary] = {}
         self._last: dict[int, deque[BatchSummary]] = {i: deque(maxlen=_WINDOW) for i in terms}
+        self._unread_start: dict[int, _Unread] = {}
+        self._unread: dict[int, deque[_Unread]] = {i: deque(maxlen=_WINDOW) for i in terms}
 
     def observe(self, term: int, items: Sequence[int], inputs: TermInputs) -> None:
         if term not in self._terms or not inputs.logits or len(items) < 2:
             return
-        found = BatchSummary.of(inputs)
-        self._start.setdefault(term, found)
-        self._last[term].append(found)
+        found = _Unread.of(inputs)
+        if term not in self._first:
+            self._unread_start.setdefault(term, found)
+        self._unread[term].append(found)
+
+    def _read(self) -> None:
+        """Read the numbers of all batches since the last call."""
+        self._first |= {i: one.read() for i, one in self._unread_start.items()}
+        self._unread_start.clear()
+        for i, own in self._unread.items():
+            self._last[i].extend(one.read() for one in own)
+            own.clear()
+
+    @property
+    def _start(self) -> dict[int, BatchSummary]:
+        """The first batch of each term."""
+        self._read()
+        return self._first
 
     def reason(self) -> str | None:
         """Return which term has collapsed and how, or None."""
@@ -124,9 +164,12 @@ class CollapseDetector(Companion):
         return {"start": start, "last": last}
 
     def load_state_dict(self, state: Mapping[str, Tensor | JsonValue]) -> None:
+        self._unread_start.clear()
+        for own in self._unread.values():
+            own.clear()
         start: Any = state["start"]
         last: Any = state["last"]
-        self._start = {int(i): BatchSummary(**one) for i, one in start.items()}
+        self._first = {int(i): BatchSummary(**one) for i, one in start.items()}
         self._last = {
             int(i): deque((BatchSummary(**one) for one in found), maxlen=_WINDOW) for i, found in last.items()
         }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from aniso.data import Batch
 from aniso.errors import NumericalError, ResourceError
@@ -32,21 +30,21 @@ def require_finite_losses(
 
 
 def require_finite_gradient(
-    norm: Tensor, where: str, terms: Sequence[DataTerm], batches: Sequence[Batch]
+    norm: float, where: str, terms: Sequence[DataTerm], batches: Sequence[Batch]
 ) -> None:
     """Raise an error that names the items of the first term's batch if the gradient is not finite."""
-    if not bool(torch.isfinite(norm)):
+    if not math.isfinite(norm):
         raise NumericalError(
             "LEARN-NONFINITE",
-            f"the gradient is {norm.item()} in {where}",
+            f"the gradient is {norm} in {where}",
             fix=_FIX,
             **_items(terms[0].name, terms, batches),
         )
 
 
-def require_gradient(norm: Tensor) -> None:
+def require_gradient(norm: float) -> None:
     """Raise an error if the gradient of the first step is zero: nothing would ever be learned."""
-    if float(norm) == 0.0:
+    if norm == 0.0:
         raise NumericalError(
             "LEARN-GRADIENT",
             "the gradient of everything that is trained is zero",

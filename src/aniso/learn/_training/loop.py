@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -238,7 +239,7 @@ class Loop:
         where = f"epoch {self.epoch + 1}, step {self.step + 1}"
         require_finite_losses(losses, where, self._terms, batches)
         self._scaler.unscale_(self._optimiser)
-        norm = nn.utils.clip_grad_norm_(list(self._trainable.tensors.values()), schedule.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(list(self._trainable.tensors.values()), schedule.max_grad_norm).item()
         # with fp16 a step may be skipped until the scale fits, but not for ever
         if not (self._scaler.is_enabled() and self._scaler.get_scale() >= 1):
             require_finite_gradient(norm, where, self._terms, batches)
@@ -247,7 +248,7 @@ class Loop:
         add_offsets_to_gradients(self._trainable, schedule)
         self._scaler.step(self._optimiser)
         self._scaler.update()
-        if bool(torch.isfinite(norm)):  # else the step was skipped
+        if math.isfinite(norm):  # else the step was skipped
             decay_offsets(self._trainable, schedule, self._optimiser)
         self._companions.after_step()
         for name, (loss, count) in losses.items():
@@ -255,11 +256,15 @@ class Loop:
             self._sums[name] = [total + loss * count, items + count]
 
     def _gradients(self, batches: Sequence[Batch]) -> Losses:
-        """Accumulate the gradients of a step, slice by slice; returns every term's mean loss and size."""
-        losses: Losses = {}
+        """Accumulate the gradients of a step, slice by slice; returns every term's mean loss and size.
+
+        Losses are read once, when all is done: reading one would wait for the device.
+        """
+        losses: dict[str, list[Tensor]] = {}
         progress = self.taken / max(1, self._sampler.total_steps)
         cut = slices(batches, self._schedule.micro_batch)
         counts = self._counted(cut, progress)
+        sizes: dict[str, int] = {}
         for number, pieces in enumerate(cut):
             total = torch.zeros((), device=self._trainable.device)
             terms = zip(self._bound, batches, pieces, self._forward(pieces, progress), strict=True)
@@ -273,11 +278,12 @@ class Loop:
                 loss = bound.term.loss(inputs) * share
                 total = total + bound.weight * loss
                 name = bound.term.name
-                losses[name] = (losses.get(name, (0.0, 0))[0] + loss.item(), len(batch))
+                losses.setdefault(name, []).append(loss.detach())
+                sizes[name] = len(batch)
             if number == 0:
                 total = total + self._value_loss(losses)
             self._scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-        return losses
+        return {name: (loss, sizes.get(name, 1)) for name, loss in _summed(losses).items()}
 
     @torch.no_grad()
     def _counted(self, cut: Sequence[Sequence[Batch]], progress: float) -> dict[int, int]:
@@ -295,14 +301,14 @@ class Loop:
                 counts[i] += self._bound[i].term.counted(inputs[i]) if len(pieces[i]) else 0
         return counts
 
-    def _value_loss(self, losses: Losses) -> Tensor:
+    def _value_loss(self, losses: dict[str, list[Tensor]]) -> Tensor:
         """Return the weighted sum of terms on the coefficients themselves; adds them to ``losses``."""
         total = torch.zeros((), device=self._trainable.device)
         for weight, term in self._objective.value_terms:
             index = self._trainable.slots
             assert index is not None  # fit() has checked it
             loss = term.loss(self._trainable.tensors["values"], index)
-            losses[term.name] = (loss.item(), 1)
+            losses[term.name] = [loss.detach()]
             total = total + weight * loss
         return total
 
@@ -377,3 +383,10 @@ class Loop:
             ) from None
         restart_optimiser(self._optimiser, RESTART_FACTOR ** len(self.restarts))
         restore_moments(self._optimiser, self._trainable.tensors, state.tensors)
+
+
+def _summed(losses: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+    """Return the sum of each list of numbers; all are read from the device at once."""
+    flat = [loss for own in losses.values() for loss in own]
+    numbers = iter(torch.stack(flat).tolist() if flat else ())
+    return {name: sum(itertools.islice(numbers, len(own)), 0.0) for name, own in losses.items()}
