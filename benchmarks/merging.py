@@ -7,7 +7,8 @@ Every rule runs in a process of its own and writes one vector file. Deltas are s
 random numbers, so that neither the disk nor making them is measured. Memory is the peak above the libraries
 and that block. Every row has the CPU time beside the seconds, and the machine's load: on a machine that
 others use, too, CPU time is the number that compares. ``--blocks N`` merges the first N matrices alone,
-``--lora R`` merges adapters of rank R. The record is written again after every row.
+``--lora R`` merges adapters of rank R. The record is written after every row; rows that it has already stay,
+unless they are measured again.
 """
 
 from __future__ import annotations
@@ -101,6 +102,17 @@ def in_process(rule: str, options: argparse.Namespace, vectors: int) -> dict[str
     return found
 
 
+def _earlier_rows(out: Path | None, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a record that was made in the same way."""
+    if out is None or not out.exists():
+        return []
+    record: dict[str, Any] = json.loads(out.read_text())
+    rows: list[dict[str, Any]] = record.pop("rows")
+    if record != facts:
+        sys.exit(f"{out} was made otherwise: {record}, now {facts}; write another file")
+    return rows
+
+
 def main() -> None:
     from aniso.registry import MERGE_RULES
 
@@ -115,7 +127,6 @@ def main() -> None:
     if options.once:
         print(json.dumps(once(options.once, options.vectors[0], options.blocks, options.lora)))
         return
-    rows: list[dict[str, Any]] = []
     facts = {
         "lora": options.lora,
         "blocks": options.blocks,
@@ -123,9 +134,10 @@ def main() -> None:
         "cores": os.cpu_count(),
         "torch": version("torch"),
     }
+    rows = _earlier_rows(options.out, facts)
     for vectors, rule in product(options.vectors, options.rules):
         row = {"rule": rule, "vectors": vectors, **in_process(rule, options, vectors)}
-        rows.append(row)
+        rows = [one for one in rows if (one["rule"], one["vectors"]) != (rule, vectors)] + [row]
         print(
             f"{vectors} x {rule:16} {row['seconds']:8.1f} s ({row['cpu_seconds']:.1f} s CPU) "
             f"{row['megabytes']:8.0f} MB, planned {row['planned_megabytes']:.0f} MB, {row['blocks']} blocks",
