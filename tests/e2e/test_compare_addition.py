@@ -94,6 +94,23 @@ def test_a_table_a_reason_and_the_command_to_learn_it(aniso, given):
     assert aniso(*words[1:-2], "--print-spec").code == 0
 
 
+def test_the_command_names_the_directory_of_data(aniso, shelf):
+    words = (
+        "compare",
+        "addition",
+        *shelf.base,
+        "--data",
+        shelf.data,
+        "--task",
+        "./cars",
+        "--methods",
+        "mean",
+    )
+    ran = aniso(*words)
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("to learn it: ")]
+    assert aniso(*shlex.split(line.removeprefix("to learn it: "))[1:-2], "--plan").code == 0
+
+
 def test_the_winner_is_the_run_that_fit_would_make(done, aniso, given, tmp_path):
     said = done(*given, *LESS, "-o", tmp_path / "winner")
     written = json.loads((tmp_path / "winner" / "comparison.json").read_text())
@@ -237,6 +254,7 @@ def test_a_rule_without_a_result_is_reported_and_the_others_are_compared(done, g
         (("--folds", 9), 3, "fewer images than there are folds"),
         (("--bank", "nobank"), 3, "nobank"),
         (("--lr", "nan"), 2, "lr"),
+        (("--held-out", 0.1), 3, "--held-out 0.5"),
     ],
 )
 def test_mistakes(aniso, given, words, code, mentions):

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from aniso.experiments.comparison.addition_choice import AdditionRow
 
 ADDITION = "addition"
-_SETTING = ("model", "tasks", "bank", "weights", "seed", "norm", "split_seed", "on_bad_image", "linearised")
+_SETTING = (
+    *("model", "tasks", "bank", "weights", "split_seed", "on_bad_image", "held_out"),
+    *("seed", "linearised", "norm"),
+)
 _RUNTIME = ("data", "workers", "device", "memory")
 
 
@@ -90,7 +93,7 @@ def _compare(values: dict[str, Any]) -> None:
     elif record is not None and out is not None:
         print_run(record, RunDirectory(out))
     else:
-        show.line(f"to learn it: {command_line(result.chosen.setting)} -o RUN")
+        show.line(f"to learn it: {command_line(result.chosen.setting, runtime.data)} -o RUN")
 
 
 class _Printer:

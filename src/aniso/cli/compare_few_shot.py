@@ -121,7 +121,7 @@ def few_shot(
     elif record is not None and out is not None:
         print_run(record, RunDirectory(out))
     else:
-        show.line(f"to learn it: {command_line(result.chosen.setting)} -o RUN")
+        show.line(f"to learn it: {command_line(result.chosen.setting, data)} -o RUN")
 
 
 class _Printer:

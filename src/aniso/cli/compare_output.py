@@ -36,7 +36,7 @@ def print_run(record: Record, run: Any) -> None:
     show.line(f"wrote {run.path}: {', '.join(run.outputs())}")
 
 
-def command_line(setting: Setting) -> str:
+def command_line(setting: Setting, data: Path | None = None) -> str:
     """Return the ``aniso fit`` command of a setting, without options that have their default."""
     method = setting.method
     given = setting.model_dump(exclude_defaults=True, exclude={"method", "compare"})
@@ -50,4 +50,5 @@ def command_line(setting: Setting) -> str:
         values = value if isinstance(value, list | tuple) else [value]
         for one in values:
             words += [flag] if one is True else [flag, shlex.quote(str(one))]
+    words += [] if data is None else ["--data", shlex.quote(str(data))]
     return " ".join(words)
