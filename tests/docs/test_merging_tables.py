@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -94,3 +95,43 @@ def test_a_rule_that_differs_ends_the_script(script):
     )
     with pytest.raises(SystemExit, match="mean differs"):
         script.measured(wrong, given)
+
+
+def test_what_merging_takes_is_what_was_measured():
+    section = _section(ROOT / "benchmarks" / "README.md", "Merging")
+    record = json.loads((RESULTS / "merging.json").read_text())
+    rows = {(row["rule"], row["vectors"]): row for row in record["rows"]}
+    assert f"{record['threads']} thread" in section
+    many = [row for row in record["rows"] if row["vectors"] == 21]
+    for row in many:
+        few = rows.get((row["rule"], 8))
+        cells = [f"`{row['rule']}`", str(row["reads"]), *_cost(row), f"{row['planned_megabytes']:.0f} MB"]
+        cells += ["", "", ""] if few is None else _cost(few)
+        assert f"| {' | '.join(cells)} |" in section
+    assert section.count("\n| `") == len(many)
+    # what the text says: minutes, one reading, and memory that is not that of the vectors
+    taken = {row["rule"]: row["cpu_seconds"] / 60 for row in many}
+    for rule, name in (("tsv", "TSV-M"), ("iso-c", "Iso-C"), ("iso-cts", "Iso-CTS"), ("aswudi", "ASWUDI")):
+        assert f"{name} {taken[rule]:.1f}" in section
+    assert rows["aswudi", 21]["reads"] == 1
+    vector = 4 * sum(math.prod(shape) for shape in _shapes().values()) / 1e6
+    assert f"{vector:.0f} MB" in section
+    pairs = [(row, rows[row["rule"], 8]) for row in many if (row["rule"], 8) in rows]
+    growth = max((a["megabytes"] - b["megabytes"]) / 13 for a, b in pairs)
+    assert "iso-c" in {a["rule"] for a, _ in pairs} and f"at most {growth:.0f} MB" in section
+    assert growth < vector / 20
+    isos = [rows["iso-c", count]["megabytes"] for count in (21, 8)]
+    assert f"{isos[0]:.0f} MB with 21 vectors and {isos[1]:.0f} MB with 8" in section
+    above = [row["rule"] for row in many if row["megabytes"] > 1.15 * row["planned_megabytes"]]
+    assert ", ".join(f"`{rule}`" for rule in above) in section
+
+
+def _cost(row):
+    return [f"{row['cpu_seconds']:.0f} s", f"{row['seconds']:.0f} s", f"{row['megabytes']:.0f} MB"]
+
+
+def _shapes():
+    spec = importlib.util.spec_from_file_location("benchmark_bank", ROOT / "benchmarks" / "bank.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made.shapes()
