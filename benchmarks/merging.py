@@ -1,11 +1,14 @@
 """Seconds and peak memory of every merge rule, for 21 vectors of ViT-B/32's image encoder (random values).
 
-    python benchmarks/merging.py --out benchmarks/results/merging.json
+    OMP_NUM_THREADS=1 python benchmarks/merging.py --vectors 21 8 --out benchmarks/results/merging.json
     python benchmarks/merging.py --rules tsv iso-c --blocks 2
 
 Every rule runs in a process of its own and writes one vector file. Deltas are shifted copies of one block of
 random numbers, so that neither the disk nor making them is measured. Memory is the peak above the libraries
-and that block. ``--blocks N`` merges the first N matrices alone, ``--lora R`` merges adapters of rank R.
+and that block. Every row has the CPU time beside the seconds, and the machine's load: on a machine that
+others use, too, CPU time is the number that compares. ``--blocks N`` merges the first N matrices alone,
+``--lora R`` merges adapters of rank R. The record is written after every row; rows that it has already stay,
+unless they are measured again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +72,14 @@ def once(rule: str, vectors: int, blocks: int | None, lora: int | None) -> dict[
     plan = plan_merge(bank, made)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from here
-    before, begun = _status("VmRSS"), time.perf_counter()
+    before, begun, processor = _status("VmRSS"), time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as place:
         merge(bank, made, to=Path(place) / "merged.safetensors")
     return {
         "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - processor,
+        "load": os.getloadavg()[0],
+        "reads": made.reads,
         "megabytes": (_status("VmHWM") - before) / 1e6,
         "planned_megabytes": plan.memory_bytes / 1e6,
         "blocks": plan.blocks,
@@ -94,32 +102,49 @@ def in_process(rule: str, options: argparse.Namespace, vectors: int) -> dict[str
     return found
 
 
+def _earlier_rows(out: Path | None, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a record that was made in the same way."""
+    if out is None or not out.exists():
+        return []
+    record: dict[str, Any] = json.loads(out.read_text())
+    rows: list[dict[str, Any]] = record.pop("rows")
+    if record != facts:
+        sys.exit(f"{out} was made otherwise: {record}, now {facts}; write another file")
+    return rows
+
+
 def main() -> None:
     from aniso.registry import MERGE_RULES
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rules", nargs="+", default=list(MERGE_RULES.names), choices=MERGE_RULES.names)
-    parser.add_argument("--vectors", type=int, default=VECTORS)
+    parser.add_argument("--vectors", nargs="+", type=int, default=[VECTORS])
     parser.add_argument("--blocks", type=int, help="merge the first matrices alone")
     parser.add_argument("--lora", type=int, help="rank of adapters, instead of dense vectors")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--once", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.once:
-        print(json.dumps(once(options.once, options.vectors, options.blocks, options.lora)))
+        print(json.dumps(once(options.once, options.vectors[0], options.blocks, options.lora)))
         return
-    rows = []
-    for rule in options.rules:
-        row = {"rule": rule, "vectors": options.vectors, **in_process(rule, options, options.vectors)}
-        rows.append(row)
+    facts = {
+        "lora": options.lora,
+        "blocks": options.blocks,
+        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+        "cores": os.cpu_count(),
+        "torch": version("torch"),
+    }
+    rows = _earlier_rows(options.out, facts)
+    for vectors, rule in product(options.vectors, options.rules):
+        row = {"rule": rule, "vectors": vectors, **in_process(rule, options, vectors)}
+        rows = [one for one in rows if (one["rule"], one["vectors"]) != (rule, vectors)] + [row]
         print(
-            f"{rule:16} {row['seconds']:8.1f} s {row['megabytes']:8.0f} MB, planned "
-            f"{row['planned_megabytes']:.0f} MB, {row['blocks']} blocks",
+            f"{vectors} x {rule:16} {row['seconds']:8.1f} s ({row['cpu_seconds']:.1f} s CPU) "
+            f"{row['megabytes']:8.0f} MB, planned {row['planned_megabytes']:.0f} MB, {row['blocks']} blocks",
             flush=True,
         )
-    if options.out:
-        facts = {"lora": options.lora, "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))}
-        options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

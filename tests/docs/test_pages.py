@@ -228,7 +228,7 @@ def _merge() -> Scope:
         _adapter(Path("adapters") / name, seed)
     library.Bank.build("base", {name: f"adapters/{name}" for name in "ab"}, to="loras")
     for first, name in enumerate(("cars", "dtd", "mnist")):
-        for second, (part, count) in enumerate((("train", 2), ("val", 2), ("test", 3))):
+        for second, (part, count) in enumerate((("train", 2), ("val", 4), ("test", 3))):
             runs.coloured(Path("data") / name / part, count, 100 * first + 10 * second)
     return {}
 

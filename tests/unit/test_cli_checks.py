@@ -50,6 +50,11 @@ MISTAKES = [
     "analyse significance --model mini --bank mini --task x=no-such-task",
     "analyse distributions --model mini --task cifar10",
     "analyse distributions --task cifar10 --task mnist",
+    "compare --model mini --task cifar10 --also nothing",
+    "compare addition --model mini --bank mini --task cifar10 --methods tvs",
+    "compare addition --model mini --bank nobank --task cifar10",
+    "compare addition --model mini --bank mini --task ./no-such-task",
+    "compare addition --model mini --bank mini --task cifar10 --folds 1",
 ]
 
 

@@ -210,8 +210,8 @@ def test_one_shot_has_a_rule_of_its_own():
 def test_a_measurement_is_read_back_and_damage_is_noticed(tmp_path):
     (row,) = measured({"linear probe": [1, 0, 1]})
     row = replace(row, seconds=1.5, trainable=7, test_accuracy=0.25)
-    KeptRows(tmp_path / "run", {"a": 1}).write(row, "key")
-    kept = KeptRows(tmp_path / "run", {"a": 1})
+    KeptRows(tmp_path / "run", {"a": 1}, Measured).write(row, "key")
+    kept = KeptRows(tmp_path / "run", {"a": 1}, Measured)
     found = kept.read(row.candidate, "key")
     assert found is not None and torch.equal(found.logits, row.logits)
     assert replace(found, logits=None).content() == replace(row, logits=None).content()
@@ -220,35 +220,35 @@ def test_a_measurement_is_read_back_and_damage_is_noticed(tmp_path):
     whole = path.read_bytes()
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[: len(whole) // 2], b""):
         path.write_bytes(damaged)
-        kept = KeptRows(tmp_path / "run", {"a": 1})
+        kept = KeptRows(tmp_path / "run", {"a": 1}, Measured)
         assert kept.read(row.candidate, "key") is None
         assert kept.notes[0].startswith("warning: linear probe is measured again: ")
 
 
 def test_a_failure_is_kept_and_nothing_is_kept_without_a_directory(tmp_path):
     row = Measured(all_candidates()[0], failure="the loss is NaN")
-    KeptRows(tmp_path, {}).write(row, "key")
-    found = KeptRows(tmp_path, {}).read(row.candidate, "key")
+    KeptRows(tmp_path, {}, Measured).write(row, "key")
+    found = KeptRows(tmp_path, {}, Measured).read(row.candidate, "key")
     assert found is not None and (found.failure, found.accuracy) == ("the loss is NaN", None)
-    nowhere = KeptRows(None, {})
+    nowhere = KeptRows(None, {}, Measured)
     nowhere.write(row, "key")
     assert nowhere.read(row.candidate, "key") is None
 
 
 def test_measurements_of_another_comparison_are_refused(tmp_path, refused):
-    KeptRows(tmp_path, {"shots": 4}).write(Measured(all_candidates()[0]), "key")
+    KeptRows(tmp_path, {"shots": 4}, Measured).write(Measured(all_candidates()[0]), "key")
     with refused("RUN-CHANGED", 3, "other options"):
-        KeptRows(tmp_path, {"shots": 8})
+        KeptRows(tmp_path, {"shots": 8}, Measured)
 
 
 def test_a_directory_of_something_else_is_refused_and_an_empty_one_is_not(tmp_path, refused):
     (tmp_path / "comparison").mkdir()  # killed before the first measurement was written
-    KeptRows(tmp_path, {}).write(Measured(all_candidates()[0]), "key")
-    assert KeptRows(tmp_path, {}).read(all_candidates()[0], "key") is not None
+    KeptRows(tmp_path, {}, Measured).write(Measured(all_candidates()[0]), "key")
+    assert KeptRows(tmp_path, {}, Measured).read(all_candidates()[0], "key") is not None
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "record.json").write_text("{}")
     with refused("OUT-EXISTS", 2, "no comparison"):
-        KeptRows(tmp_path / "other", {})
+        KeptRows(tmp_path / "other", {}, Measured)
 
 
 # folds and features

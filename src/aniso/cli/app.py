@@ -77,7 +77,7 @@ app.add_typer(
     no_args_is_help=True,
 )
 app.command("explore")(explore.explore)
-app.command("compare")(compare.compare)
+app.add_typer(compare.app, name="compare")
 app.command("select")(select.select)
 app.command("catalogue")(catalogue.catalogue)
 app.add_typer(

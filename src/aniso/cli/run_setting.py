@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -15,11 +16,11 @@ from aniso.cli.run_options import OutputOptions, RuntimeOptions
 from aniso.cli.setting_options import generated_options
 from aniso.errors import AnisoError, UsageError
 from aniso.experiments.input_files import check_input_files, read_names
-from aniso.experiments.options import Options
+from aniso.experiments.options import Options, options_of
 from aniso.experiments.parsing import parse_setting
 from aniso.experiments.processes import Processes, launch, require_shareable
 from aniso.experiments.schedule_options import ScheduleOptions
-from aniso.experiments.strict_yaml import Document, as_yaml
+from aniso.experiments.strict_yaml import Document, as_yaml, validated
 from aniso.registry import METHODS, SETTINGS
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ COMMAND_LINE = "the command line"
 
 def run_setting(name: str, values: dict[str, Any]) -> None:
     """Run a setting from the options that were given; those that were not have their defaults."""
-    runtime, output = _taken(RuntimeOptions, values), _taken(OutputOptions, values)
+    runtime, output = taken(RuntimeOptions, values), taken(OutputOptions, values)
     setting = setting_from_options(name, values)
     if output.tensorboard:
         show.notes(["--tensorboard is now --track tensorboard; the old name still works"])
@@ -76,10 +77,17 @@ def run_setting(name: str, values: dict[str, Any]) -> None:
         _run(setting, runtime, output)
 
 
-def _taken(options: type[O], values: dict[str, Any]) -> O:
-    """Take a class's options out of the given ones."""
+def taken(options: type[O], values: dict[str, Any]) -> O:
+    """Take a class's options out of the given ones; errors name the option."""
     own = {name: values.pop(name) for name in options.model_fields if name in values}
-    return options.model_validate(own)
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+    try:
+        return validated(options, Document(COMMAND_LINE, plain, {}))
+    except UsageError as e:
+        info = options_of(options).get(str(e.facts.pop("key", "")))
+        if info is not None:
+            e.message = f"invalid value for {info.flags[-1].split('/')[0]}"
+        raise
 
 
 def setting_from_options(name: str, values: Mapping[str, Any]) -> Setting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -89,13 +89,47 @@ def setting_command(name: str, method: str | None = None) -> Any:
     def command(**values: Any) -> None:
         from aniso.cli.run_setting import run_setting
 
-        given = {key: value for key, value in values.items() if value is not None and value != []}
-        run_setting(name, given if method is None else {**given, "method": method})
+        run_setting(name, _given(values) if method is None else {**_given(values), "method": method})
 
     parameters = _parameters(options, _schedule_texts(setting, methods), methods)
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return _command(name, SETTINGS.summary(name), parameters, options, command)
+
+
+def generated_command(
+    name: str,
+    summary: str,
+    options: Mapping[str, OptionInfo],
+    run: Callable[[dict[str, Any]], None],
+    example: tuple[type[Setting], str],
+) -> Any:
+    """Return a command with these options, which ``run`` gets by name if they were given.
+
+    The help shows the schedule that a setting has by default with a method; ``example`` names both.
+    """
+
+    def command(**values: Any) -> None:
+        run(_given(values))
+
+    setting, method = example
+    parameters = _parameters(options, _schedule_texts(setting, (method,)), (method,))
+    return _command(name, summary, parameters, options, command)
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None and value != []}
+
+
+def _command(
+    name: str,
+    summary: str,
+    parameters: list[inspect.Parameter],
+    options: Mapping[str, OptionInfo],
+    command: Any,
+) -> Any:
+    """Return a command whose function gets every option by name."""
+    command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = SETTINGS.summary(name)
+    command.__doc__ = summary
     grouped = type("SettingCommand", (_GroupedHelp,), {"groups": {k: o.group for k, o in options.items()}})
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command(name, cls=grouped)(command)

@@ -217,6 +217,11 @@ class Labelled(Dataset[tuple[Any, int]]):
             chosen = sampling.stratified(self.ids, self.labels, count, *words)
         return self.take(chosen), self.without(chosen)
 
+    def unlabelled_folds(self, count: int, seed: int = 0) -> list[list[int]]:
+        """Return ``count`` disjoint groups of places of items, drawn by item alone: no label is read."""
+        order = sampling.shuffled(NamelessItems(self.items).ids, "folds", seed)
+        return [sorted(order[i::count]) for i in range(min(count, len(order)))]
+
     def folds(self, count: int, seed: int = 0) -> list[tuple[Labelled, Labelled]]:
         """Return pairs of splits for cross-validation: all but one group of items, and that group.
 

@@ -147,11 +147,9 @@ class Session:
     @property
     def selection_summary(self) -> SelectionSummary | None:
         """What records say about the selection."""
-        return (
-            None
-            if self.choice is None
-            else SelectionSummary.model_validate(self.choice.summary(), strict=False)
-        )
+        if self.choice is None:
+            return None
+        return SelectionSummary.model_validate(self.choice.summary(), strict=False)
 
     def task(self, ref: str) -> Task:
         """Return a task by name or place."""

@@ -15,12 +15,13 @@ other candidate has to be better than them by more than the standard error of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,6 +34,16 @@ DEFAULT_HEAD = "linear"
 DEFAULT_FAMILIES = ("zero-shot", "coefficients")
 ONE_SHOT_HEAD = "lpp"
 """The head that is recommended where nothing can be held out: the best one at one shot in our records."""
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    label: str
+    seconds: float | None
+    trainable: int
+    test_accuracy: float | None
+    failure: str
 
 
 @final
@@ -101,6 +112,33 @@ class Measured:
             labels=self.labels + other.labels,
             seconds=(self.seconds or 0.0) + (other.seconds or 0.0),
             failure=self.failure or other.failure,
+        )
+
+    def stored(self) -> tuple[str, dict[str, Tensor]]:
+        """Return numbers as JSON, and tensors."""
+        tensors = {"labels": torch.tensor(self.labels, dtype=torch.int64)}
+        if self.logits is not None:
+            tensors["logits"] = self.logits.detach().cpu().contiguous()
+        index = _Index(
+            label=self.candidate.label,
+            seconds=self.seconds,
+            trainable=self.trainable,
+            test_accuracy=self.test_accuracy,
+            failure=self.failure,
+        )
+        return index.model_dump_json(), tensors
+
+    @classmethod
+    def restored(cls, candidate: Candidate, index: str, tensors: Mapping[str, Tensor]) -> Measured:
+        """Return the row of what ``stored`` returned; raises ValidationError if it is something else."""
+        found = _Index.model_validate_json(index)
+        row = cls(candidate, tensors.get("logits"), tuple(tensors["labels"].tolist()))
+        return replace(
+            row,
+            seconds=found.seconds,
+            trainable=found.trainable,
+            test_accuracy=found.test_accuracy,
+            failure=found.failure,
         )
 
     def content(self) -> JsonObject:

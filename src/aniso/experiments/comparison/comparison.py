@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,21 +24,16 @@ from aniso.experiments.comparison.choice import (
     recommend_for_one_shot,
 )
 from aniso.experiments.comparison.kept_rows import KeptRows, row_key, splits_key
-from aniso.experiments.content import Content
+from aniso.experiments.comparison.winner import AnyComparison, as_run
 from aniso.experiments.head_fitting import check_head, class_weights
 from aniso.experiments.problem import require_split
-from aniso.experiments.record import Clock, record
-from aniso.experiments.result import MethodResult, RunOptions, RunResult
-from aniso.experiments.run_directory import RunDirectory
-from aniso.experiments.run_files import COMPARISON
+from aniso.experiments.result import MethodResult, RunOptions
 from aniso.experiments.schedule_options import ScheduleOptions
 from aniso.experiments.session import Session
 from aniso.experiments.settings.few_shot import FewShot
 from aniso.json_value import JsonObject
 from aniso.learn import ItemFeatures, accuracy, features
-from aniso.progress import ProgressCallback
-from aniso.records import Metrics, Record, rounded
-from aniso.weights.atomic import write_text
+from aniso.records import Metrics
 
 By = Literal["auto", "folds", "val"]
 BY: tuple[By, ...] = ("auto", "folds", "val")
@@ -82,6 +76,11 @@ class ComparisonResult:
     recommendation: Recommendation
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def chosen(self) -> Candidate:
+        """The recommended candidate."""
+        return self.recommendation.chosen.candidate
+
     def content(self) -> JsonObject:
         """Return plain JSON values."""
         return {
@@ -89,15 +88,15 @@ class ComparisonResult:
             "shots": self.shots,
             "chosen_by": self.chosen_by,
             "candidates": [row.content() for row in self.rows],
-            "chosen": self.recommendation.chosen.candidate.label,
+            "chosen": self.chosen.label,
             "reason": self.recommendation.reason,
-            "spec": as_run(self.recommendation.chosen.candidate).spec(),
+            "spec": as_run(self.chosen).spec(),
             "notes": list(self.notes),
         }
 
 
 @final
-class Comparison:
+class Comparison(AnyComparison):
     """Candidates for one few-shot setting, over one model and bank that are loaded once.
 
     >>> setting = FewShot(model="mini", bank="mini", task="./photos", shots=4, method="none")
@@ -121,7 +120,8 @@ class Comparison:
         self._features = ItemFeatures()
         self._options = replace(run_options or RunOptions(), features=self._features)
         self._done = done or (lambda where, row: None)
-        self._kept = KeptRows(directory, {**self._setting.spec(), "compared": self._how.spec()})
+        spec = {**self._setting.spec(), "compared": self._how.spec()}
+        self._kept = KeptRows(directory, spec, Measured)
         self._origin = Session(self._setting, self._options)
 
     @cached_property
@@ -164,16 +164,6 @@ class Comparison:
         notes += [f"warning: {row.candidate.label} failed: {row.failure}" for row in rows if row.failure]
         words = self._words(len(held_out))
         return ComparisonResult(self.task.name, self._setting.shots, words, rows, made, tuple(notes))
-
-    def learn(self, chosen: Candidate, options: RunOptions) -> RunResult:
-        """Learn a candidate from all shots, and evaluate it as ``aniso fit few-shot`` does."""
-        session = self._origin.sibling(as_run(chosen), dict(self._origin.tasks))
-        session.options = replace(options, features=self._features)
-        return session.run()
-
-    def content(self, chosen: Candidate) -> Content:
-        """Return the files that a candidate, learned from all shots, is made from."""
-        return self._origin.sibling(as_run(chosen), dict(self._origin.tasks)).content
 
     # which items are held out
 
@@ -330,44 +320,9 @@ class _Shared:
     failure: str = ""
 
 
-def as_run(candidate: Candidate) -> FewShot:
-    """Return the setting of a candidate as an ordinary run, which also evaluates the base."""
-    return candidate.setting.model_copy(update={"compare": True})
-
-
 def _run_method(session: Session) -> MethodResult:
     return session.setting.method.run(session)
 
 
 def _trainable(metrics: Metrics) -> int:
     return (metrics.trainable or 0) + (metrics.head.trainable if metrics.head is not None else 0)
-
-
-def write_winner(
-    comparison: Comparison,
-    result: ComparisonResult,
-    options: RunOptions,
-    directory: Path,
-    progress: ProgressCallback,
-) -> tuple[Record, tuple[str, ...]]:
-    """Learn the recommended candidate from all shots into a run directory; returns its record and notes.
-
-    The directory is that of ``aniso fit few-shot`` with the same options, and has the comparison beside. A
-    run that was interrupted there is resumed; one that is done is returned, if its files have not changed.
-    """
-    chosen = result.recommendation.chosen.candidate
-    setting, run, clock = as_run(chosen), RunDirectory(directory), Clock()
-    found = run.begin(setting, resume=True)
-    if found is not None:
-        run.require_unchanged(found, comparison.content(chosen))
-        return found, ()
-    options = replace(options, directory=directory, progress=progress, resume=setting.method.resumes)
-    try:
-        learned = comparison.learn(chosen, options)
-    except BaseException as e:
-        run.forget(e)
-        raise
-    made = record(setting, learned, clock)
-    text = json.dumps(rounded(result.content()), indent=1, sort_keys=True) + "\n"
-    write_text(directory / COMPARISON, text, overwrite=True)
-    return run.finish(made, learned), learned.notes

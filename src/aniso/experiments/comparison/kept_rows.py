@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import final
+from typing import Generic, Protocol, Self, TypeVar, final
 
-import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
+from torch import Tensor
 
-from aniso.data import Labelled, content_hash
+from aniso.data import Labelled, Unlabelled, content_hash
 from aniso.errors import AnisoError, InputError, UsageError, printable
-from aniso.experiments.comparison.candidates import Candidate
-from aniso.experiments.comparison.choice import Measured
 from aniso.experiments.run_files import COMPARISON_ROWS, SPEC
+from aniso.experiments.settings import Setting
 from aniso.experiments.strict_yaml import as_yaml, read_yaml
 from aniso.json_value import JsonObject
 from aniso.learn import differences
@@ -36,25 +34,44 @@ _FORMAT = "aniso comparison row"
 _SCHEMA = 1
 
 
-class _Index(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class AnyCandidate(Protocol):
+    """One row of any comparison."""
 
-    label: str
-    seconds: float | None
-    trainable: int
-    test_accuracy: float | None
-    failure: str
+    @property
+    def label(self) -> str: ...
+    @property
+    def setting(self) -> Setting: ...
+
+
+C = TypeVar("C", bound=AnyCandidate)
+
+
+class StoredRow(Protocol[C]):
+    """A measurement that can be written to a file, and read again for its candidate."""
+
+    @property
+    def candidate(self) -> C: ...
+    def stored(self) -> tuple[str, dict[str, Tensor]]:
+        """Return numbers as JSON, and tensors."""
+
+    @classmethod
+    def restored(cls, candidate: C, index: str, tensors: Mapping[str, Tensor]) -> Self:
+        """Return the row of what ``stored`` returned; raises ValidationError if it is something else."""
+
+
+R = TypeVar("R", bound=StoredRow)  # type: ignore[type-arg]
 
 
 @final
-class KeptRows:
+class KeptRows(Generic[R]):
     """The measurements of one comparison, in the directory ``comparison`` of the run that it will write.
 
     Nothing is written before the first measurement. Without a directory nothing is kept.
     """
 
-    def __init__(self, run: Path | None, spec: JsonObject) -> None:
+    def __init__(self, run: Path | None, spec: JsonObject, kind: type[R]) -> None:
         """``spec`` says what is compared; another comparison in the same directory is refused."""
+        self._kind = kind
         self._directory = None if run is None else run / COMPARISON_ROWS
         self._spec: JsonObject = json.loads(json.dumps(spec))
         self.reused = 0
@@ -81,13 +98,13 @@ class KeptRows:
                 fix="use the same options, or name another directory",
             )
 
-    def read(self, candidate: Candidate, key: str) -> Measured | None:
+    def read(self, candidate: AnyCandidate, key: str) -> R | None:
         """Return a measurement, or None if there is none, or a damaged one."""
         path = self._path(key)
         if path is None or not path.exists():
             return None
         try:
-            row = _read(path, candidate)
+            row: R = self._kind.restored(candidate, *_read(path))
         except (AnisoError, ValidationError, LookupError) as e:
             reason = e.message if isinstance(e, AnisoError) else "its index is damaged"
             self.notes.append(f"warning: {candidate.label} is measured again: {reason}")
@@ -95,7 +112,7 @@ class KeptRows:
         self.reused += 1
         return row
 
-    def write(self, row: Measured, key: str) -> None:
+    def write(self, row: R, key: str) -> None:
         """Keep a measurement."""
         path = self._path(key)
         if path is None:
@@ -103,16 +120,7 @@ class KeptRows:
         if not (path.parent / SPEC).exists():
             make_directory(path.parent)
             write_text(path.parent / SPEC, as_yaml(self._spec), overwrite=True)
-        index = _Index(
-            label=row.candidate.label,
-            seconds=row.seconds,
-            trainable=row.trainable,
-            test_accuracy=row.test_accuracy,
-            failure=row.failure,
-        ).model_dump_json()
-        tensors = {"labels": torch.tensor(row.labels, dtype=torch.int64)}
-        if row.logits is not None:
-            tensors["logits"] = row.logits.detach().cpu().contiguous()
+        index, tensors = row.stored()
         meta = {"format": _FORMAT, "schema": str(_SCHEMA), "index": index}
         meta["checksum"] = content_checksum(index, tensors)
         save_safetensors(path, tensors, meta, overwrite=True)
@@ -121,30 +129,22 @@ class KeptRows:
         return None if self._directory is None else self._directory / f"{key}.safetensors"
 
 
-def _read(path: Path, candidate: Candidate) -> Measured:
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     file = SafetensorsFile(RawFile(path))
     if file.metadata.get("format") != _FORMAT or file.metadata.get("schema") != str(_SCHEMA):
         raise InputError("FILE-HASH", f"'{printable(path)}' is no measurement", fix="remove it")
     tensors = {name: file.read(name) for name in file.tensors}
     require_checksum(file.metadata, tensors, file.label)
-    index = _Index.model_validate_json(file.metadata["index"])
-    row = Measured(candidate, tensors.get("logits"), tuple(tensors["labels"].tolist()))
-    return replace(
-        row,
-        seconds=index.seconds,
-        trainable=index.trainable,
-        test_accuracy=index.test_accuracy,
-        failure=index.failure,
-    )
+    return file.metadata["index"], tensors
 
 
-def splits_key(splits: Sequence[Labelled | None]) -> str:
-    """Return a hash of the items of splits, their order, their labels and their bytes."""
+def splits_key(splits: Sequence[Labelled | Unlabelled | None]) -> str:
+    """Return a hash of the items of splits, their order, their labels if they have any, and their bytes."""
     parts = [[s.classes.key, s.manifest, content_hash(s)] if s is not None else None for s in splits]
     return _hash(parts)
 
 
-def row_key(candidate: Candidate, splits: str, model: str, bank: str | None) -> str:
+def row_key(candidate: AnyCandidate, splits: str, model: str, bank: str | None) -> str:
     """Return the hash that names the measurement of a candidate; ``splits`` is ``splits_key``."""
     return _hash([_SCHEMA, version("aniso"), candidate.setting.id, splits, model, bank])
 

@@ -61,15 +61,16 @@ class MergeMethod(Method, ABC):
     def spec(self, setting: Setting) -> JsonObject:
         pairs = merge_settings(self.name, self.merge_options)
         own = [pair for pair in pairs if pair.partition("=")[0] != "scale"]
-        return {**super().spec(setting), "scale": self._fixed_scale, "merge_options": [*own]}
+        return {**super().spec(setting), "scale": self.fixed_scale, "merge_options": [*own]}
 
     @property
-    def _fixed_scale(self) -> float | None:
+    def fixed_scale(self) -> float | None:
+        """The scale that was given, or that the method has; None if it is searched."""
         return self.default_scale if self.scale is None else self.scale
 
     @property
     def uses_keep_data(self) -> bool:
-        return self._fixed_scale is None
+        return self.fixed_scale is None
 
     def _rule(self) -> tuple[MergeRule, MergeOptions]:
         return merge_rule(self.name, (*self.merge_options, "scale=1"))
@@ -85,14 +86,19 @@ class MergeMethod(Method, ABC):
             bank = bank.with_vectors({self.name: planned_vector(bank, rule, how)}).only(self.name)
         return MethodPlan.of_composition(session, session.compose(bank, Partition.whole()))
 
-    def run(self, session: Session) -> MethodResult:
+    def composition(self, session: Session) -> tuple[Composition, float]:
+        """Merge; return the composition of the merged vector, and the coefficient that is scale 1."""
         from aniso.compose import Partition
+
+        unit = self._rule()[0].coefficient(len(session.bank)) or 1.0
+        return session.compose(session.composed_bank, Partition.whole()), unit
+
+    def run(self, session: Session) -> MethodResult:
         from aniso.experiments.result import MethodResult
         from aniso.records import Metrics
 
-        unit = self._rule()[0].coefficient(len(session.bank)) or 1.0
-        composition = session.compose(session.composed_bank, Partition.whole())
-        scale = self._fixed_scale
+        composition, unit = self.composition(session)
+        scale = self.fixed_scale
         if scale is None:
             metrics = self._searched(session, composition, unit)
         else:

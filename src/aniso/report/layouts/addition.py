@@ -42,20 +42,21 @@ class Addition(Layout):
 
     def table(self, found: Results) -> Table:
         merges = any(record.spec.method in MERGE_RULES for row in found.rows for record in row.records)
+        with_data = merges or any(data_needed(row) == "unlabelled" for row in found.rows)
         rows = (
             (
                 row.name,
-                *((data_needed(row),) if merges else ()),
+                *((data_needed(row),) if with_data else ()),
                 *(_without_error(found.cell(row, ACCURACY, task)) for task in found.tasks[ACCURACY]),
                 found.cell(row, ACCURACY),
                 found.cell(row, _RELATIVE),
             )
             for row in found.rows
         )
-        columns = ("method", *((_DATA,) if merges else ()), *found.tasks[ACCURACY], "mean", "relative")
+        columns = ("method", *((_DATA,) if with_data else ()), *found.tasks[ACCURACY], "mean", "relative")
         compared = "merging methods, test accuracy" if merges else "test accuracy"
         title = f"{found.name}: {compared} of one model on {found.count}, %"
-        notes = (_MEANING, *((_DATA_MEANING,) if merges else ()))
+        notes = (_MEANING, *((_DATA_MEANING,) if with_data else ()))
         return Table(title, columns, tuple(rows), (*notes, *_without_reference(found), *found.caveats()))
 
 
