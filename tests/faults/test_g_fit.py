@@ -45,6 +45,7 @@ OTHER = {
     "method": "none",
     "start": "0.3",
     "merge_options": "small=mean",
+    "calibrate_options": "ridge=0.1",
 }
 WITH = {
     "start_scale": ("--start", "tsv"),
@@ -65,9 +66,12 @@ WITH = {
     "temperature": ("--objective", "distil"),
     "confidence": ("--objective", "distil"),
     "inputs_from": ("--objective", "distil"),
+    "calibrate_items": ("--calibrate", "featcal"),
+    "calibrate_options": ("--calibrate", "featcal"),
 }
-ALSO = {"schedule.lr": {"limit_lr"}}
-"""Keys that an option changes beside its own: a learning rate that was given is not limited."""
+ALSO = {"schedule.lr": {"limit_lr"}, "calibrate": {"calibrate_options"}}
+"""Keys that an option changes beside its own: a learning rate that was given is not limited, and a rule of
+calibration has options of its own."""
 NO_SPEC = {*RuntimeOptions.model_fields, *OutputOptions.model_fields}
 ALONE = ("images", "classes", "prompts")  # in the place of a task
 FINETUNE = {"targets": ("--lora", "2"), "decay": ("--linearised",)}
