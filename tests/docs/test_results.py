@@ -24,7 +24,8 @@ NAMES = (
 )
 OTHERS = (
     *("addition-linearised", "joint-epochs", "learning-rates", "lpp", "tip"),
-    *("minilm-addition", "minilm-few-shot", "minilm-merging", "minilm-negation", "minilm-test-time"),
+    *("minilm-addition", "minilm-few-shot", "minilm-merge-rules", "minilm-merging", "minilm-negation"),
+    "minilm-test-time",
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
 )
@@ -431,10 +432,11 @@ def test_what_is_said_of_negation_on_three_targets_is_what_was_recorded():
     assert f"give {target:.1f} with the control at {control:.1f}" in MINI.read_text()
 
 
-def test_the_merging_table_of_minilm_is_made_from_its_records():
+@pytest.mark.parametrize("name", ["minilm-merging", "minilm-merge-rules"])
+def test_the_merging_tables_of_minilm_are_made_from_their_records(name):
     section = MINILM.read_text().partition("## Merging")[2].partition("\n## ")[0]
-    made = build(read_records([EXPERIMENTS / "minilm-merging" / "records"]), figures=False)
-    table = made["table-minilm-merging.md"].decode()
+    made = build(read_records([EXPERIMENTS / name / "records"]), figures=False)
+    table = made[f"table-{name}.md"].decode()
     assert table[table.index("| method") :].strip() in section
 
 
@@ -454,3 +456,35 @@ def test_what_is_said_of_merging_is_what_was_recorded():
     results = RESULTS.read_text()
     assert f"{said[taught]} % ({_said(shares[taught])} % of the eight fine-tuned models' accuracy" in results
     assert f"{said[best]} % ({_said(shares[best])} %)" in results
+
+
+def test_what_is_said_of_starts_at_a_scale_is_what_was_recorded():
+    found = _additions("minilm-merge-rules")
+    means = {label: _said([mean(run.values()) for run in runs]) for label, runs in found.items()}
+    shares: dict[str, list[float]] = {}
+    scales: dict[str, float | None] = {}
+    for record in RecordStore(EXPERIMENTS / "minilm-merge-rules" / "records").finished().values():
+        reference = record.metrics.reference
+        scores = record.metrics.accuracy.items()
+        share = mean(100 * score.accuracy / reference[task] for task, score in scores)
+        shares.setdefault(record.label, []).append(share)
+        scales[record.label] = record.metrics.scale
+        own = mean(100 * value for value in reference.values())
+        assert record.metrics.supervision == ("labelled" if record.label.endswith("labels") else "unlabelled")
+        start = getattr(record.spec, "start_scale", None)
+        assert start == (1.8 if record.label.startswith("learned") else None), record.label
+    taught, labelled = (f"learned anisotropic from TSV-M at its scale, {k}" for k in ("teachers", "labels"))
+    section = MINILM.read_text().partition("### From TSV-M at its scale")[2].partition("\n## ")[0]
+    assert f"gives {means[taught]}, which is {_said(shares[taught])} %" in section
+    assert f"it is {means[labelled]}, {_said(shares[labelled])} %" in section
+    assert f"whose own vectors have {own:.1f}" in section and scales["TSV-M"] == 1.8
+    assert f"of Iso-C ({scales['Iso-C']}) and TIES ({scales['TIES']})" in section
+    claim = f"{means[taught]} % ({_said(shares[taught])} %) without any label and "
+    assert f"{claim}{means[labelled]} % ({_said(shares[labelled])} %) with labels" in RESULTS.read_text()
+    methods = EXPERIMENTS.parent / "docs" / "methods"
+    for page, label in (("iso", "Iso-C"), ("ties", "TIES")):
+        assert (
+            f"{label}: {means[label]} at a scale of {scales[label]} " in (methods / f"{page}.md").read_text()
+        )
+    for page in ("tsv", "teachers"):
+        assert means[taught] in (methods / f"{page}.md").read_text()
