@@ -481,7 +481,11 @@ def test_what_is_said_of_starts_at_a_scale_is_what_was_recorded():
     assert f"of Iso-C ({scales['Iso-C']}) and TIES ({scales['TIES']})" in section
     claim = f"{means[taught]} % ({_said(shares[taught])} %) without any label and "
     assert f"{claim}{means[labelled]} % ({_said(shares[labelled])} %) with labels" in RESULTS.read_text()
+    closed = "TSV-M, FeatCal"
+    assert f"{means[closed]}, {_said(shares[closed])} %" in section
+    assert f"gives {means[closed]} % ({_said(shares[closed])} %)" in RESULTS.read_text()
     methods = EXPERIMENTS.parent / "docs" / "methods"
+    assert f"{means[closed]}, {_said(shares[closed])} %" in (methods / "featcal.md").read_text()
     for page, label in (("iso", "Iso-C"), ("ties", "TIES")):
         assert (
             f"{label}: {means[label]} at a scale of {scales[label]} " in (methods / f"{page}.md").read_text()
