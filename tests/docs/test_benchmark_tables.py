@@ -42,3 +42,23 @@ def test_what_selection_from_object_storage_takes_is_what_was_measured():
         megabytes = f"{stage['bytes'] / 1e6:.1f}" if stage["bytes"] else "0"
         cells = (f"{stage['seconds']:.1f}", cpu, f"{stage['requests']:,}", megabytes)
         assert f"| {' | '.join(cells)} |" in section, stage
+
+
+def test_what_texts_cost_is_what_was_measured():
+    section = _section("Texts")
+    results = json.loads((BENCHMARKS / "results" / "texts.json").read_text())
+    two, one = (results["steps"][threads] for threads in ("2", "1"))
+    for case in ("fp32", "int8", "all rows", "lora"):
+        ratios = [steps[case]["median"] / steps["floor"]["median"] for steps in (two, one)]
+        assert f" | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |" in section, case
+    added = two["fp32"]["median"] - two["floor"]["median"]
+    assert f"takes {1000 * added:.0f} ms beside {1000 * two['floor']['median']:.0f} ms" in section
+    for tasks, share in results["padding"].items():
+        assert f"| {tasks} | {100 * share['whole']:.0f} % | {100 * share['pieces']:.0f} % |" in section
+        assert share["pieces"] < 0.15
+    slower = []
+    for task, speed in results["texts per second"].items():
+        cells = [f"{speed[name]:.0f}" for name in ("whole", "pieces", "evaluation")]
+        assert f"| {task} | {' | '.join(cells)} |" in section
+        slower.append(1 - speed["pieces"] / speed["whole"])
+    assert [round(100 * share) for share in sorted(slower) if share > 0] == [5, 7]
