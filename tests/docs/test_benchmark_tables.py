@@ -62,3 +62,12 @@ def test_what_texts_cost_is_what_was_measured():
         assert f"| {task} | {' | '.join(cells)} |" in section
         slower.append(1 - speed["pieces"] / speed["whole"])
     assert [round(100 * share) for share in sorted(slower) if share > 0] == [5, 7]
+
+
+def test_what_engines_add_is_what_was_measured():
+    section = _section("Engines")
+    results = json.loads((BENCHMARKS / "results" / "engines.json").read_text())
+    assert f"of 2 and of {results['cells']} cells" in section and len(results["rows"]) == 4
+    for row in results["rows"]:
+        cells = (row["engine"], f"{row['seconds_per_cell']:.2f}", f"{row['seconds_once']:.1f}")
+        assert f"| {' | '.join(cells)} |" in section
