@@ -477,7 +477,7 @@ def test_what_is_said_of_starts_at_a_scale_is_what_was_recorded():
     section = MINILM.read_text().partition("### From TSV-M at its scale")[2].partition("\n## ")[0]
     assert f"gives {means[taught]}, which is {_said(shares[taught])} %" in section
     assert f"it is {means[labelled]}, {_said(shares[labelled])} %" in section
-    assert f"whose own vectors have {own:.1f}" in section and scales["TSV-M"] == 1.8
+    assert f"its own vectors have {own:.1f}" in section and scales["TSV-M"] == 1.8
     assert f"of Iso-C ({scales['Iso-C']}) and TIES ({scales['TIES']})" in section
     claim = f"{means[taught]} % ({_said(shares[taught])} %) without any label and "
     assert f"{claim}{means[labelled]} % ({_said(shares[labelled])} %) with labels" in RESULTS.read_text()

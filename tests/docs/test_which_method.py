@@ -159,7 +159,7 @@ def test_what_is_said_of_choices_that_missed_is_what_was_measured():
         means = {label: 100 * mean(rows[label]["test_accuracy"] for rows in own) for label in own[0]}
         for rule, labels in zip(missed, (chosen, highest), strict=True):
             reached = 100 * mean(r[label]["test_accuracy"] for r, label in zip(own, labels, strict=True))
-            assert reached > means["linear probe"] - 2
+            assert rule != "chosen" or reached >= means["linear probe"] - 1
             if reached < max(means.values()) - 1:
                 missed[rule][task] = round(max(means.values()) - reached, 1)
     assert missed == {"chosen": {"yahoo_topics": 2.8, "resisc12": 1.9}, "highest score": {"dtd10": 1.8}}
