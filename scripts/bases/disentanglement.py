@@ -76,8 +76,8 @@ def disentanglement(
         "change on other tasks": sum(others) / len(others),
         "absolute change on other tasks": sum(map(abs, others)) / len(others),
         "worst change on another task": min(others),
-        "best scale of the sum of eight": best,
-        "share of own gains kept in the sum of eight": kept[best],
+        "best scale of the sum": best,
+        "share of own gains kept in the sum": kept[best],
     }
 
 

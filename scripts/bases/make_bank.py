@@ -10,8 +10,9 @@ text uses stay as they are. What is there already is not made again. A stranger'
 (`sre-embedding-model`) joins its standard bank if it was fetched.
 
 Disentanglement, on validation items of the eight core tasks: how every vector changes the accuracy on the
-other tasks, and the share of the vectors' own gains that the sum of eight keeps at its best scale. A bank
-whose sum keeps less than half is not written unless --accept-interference says so.
+other tasks, and the share of the vectors' own gains that the sum of these eight, or of those of them that
+the bank has, keeps at its best scale. A bank whose sum keeps less than half is not written unless
+--accept-interference says so.
 """
 
 from __future__ import annotations
@@ -143,13 +144,14 @@ def main() -> None:
         aniso("bank", "build", *(f"{t}={w}" for t, w in weights.items()), "--base", place.model, "-o", made)
     bank = Bank.load(place.bank if place.bank.is_dir() else made)
     measuring = Measuring(load_model(place.model), bank, place.work / "data", given.items, given.kind)
-    found = disentanglement(measuring, place.base.core, tasks)
+    core = tuple(task for task in place.base.core if task in tasks)
+    found = disentanglement(measuring, core, tasks)
     show(found, given.out)
-    kept = found["share of own gains kept in the sum of eight"]
+    kept = found["share of own gains kept in the sum"]
     if isinstance(kept, float) and kept < LEAST_KEPT and not given.accept_interference:
         raise SystemExit(
-            f"not published: the sum of eight keeps {kept:.0%} of the own gains, less than {LEAST_KEPT:.0%}; "
-            f"--accept-interference publishes '{place.bank.name}' all the same"
+            f"not published: the sum of {len(core)} keeps {kept:.0%} of the own gains, less than "
+            f"{LEAST_KEPT:.0%}; --accept-interference publishes '{place.bank.name}' all the same"
         )
     if not place.bank.is_dir():
         made.rename(place.bank)

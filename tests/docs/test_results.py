@@ -172,8 +172,8 @@ def test_what_is_said_of_interference_on_minilm_is_what_was_measured():
     assert f"adds {100 * found['own gain']:.1f} points on its own task" in text
     assert f"by {100 * change:.1f} on average and by {100 * absolute:.1f} in absolute value" in text
     assert f"the worst is {100 * found['worst change on another task']:.0f}" in text
-    assert f"keeps {100 * found['share of own gains kept in the sum of eight']:.0f} %" in text
-    assert f"scales, {found['best scale of the sum of eight']}" in text and len(found["alone"]) == 24
+    assert f"keeps {100 * found['share of own gains kept in the sum']:.0f} %" in text
+    assert f"scales, {found['best scale of the sum']}" in text and len(found["alone"]) == 24
 
 
 def _few_shot(experiment: str) -> dict[str, dict[int, dict[int, list[float]]]]:
@@ -293,7 +293,7 @@ def test_what_is_said_of_interference_on_lite0_is_what_was_measured():
     change, absolute = found["change on other tasks"], found["absolute change on other tasks"]
     assert f"adds {100 * found['own gain']:.1f} points on its own task" in text
     assert f"by {100 * change:.1f} on average and by {100 * absolute:.1f} in absolute value" in text
-    assert f"keeps {100 * found['share of own gains kept in the sum of eight']:.0f} %" in text
+    assert f"keeps {100 * found['share of own gains kept in the sum']:.0f} %" in text
     assert f"{100 * mean(found['base'].values()):.1f} % zero-shot" in text
     own = mean(found["alone"][task][task] for task in found["alone"])
     assert f"{100 * own:.1f} % with the own vectors" in text

@@ -248,7 +248,7 @@ def test_what_is_said_of_when_it_works_is_what_was_recorded():
     for key, text, unit in (
         ("own gain", "a vector adds to its own task, points", ".1f"),
         ("change on other tasks", "it changes another task by, points", ".1f"),
-        ("share of own gains kept in the sum of eight", "the plain sum of eight keeps of these gains", ".0f"),
+        ("share of own gains kept in the sum", "the plain sum of eight keeps of these gains", ".0f"),
     ):
         cells = [f"{100 * found[key]:{unit}}" + (" %" if unit == ".0f" else "") for found in measured]
         assert f"| {text} | {' | '.join(cells)} |" in page, cells
