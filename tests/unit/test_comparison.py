@@ -22,6 +22,7 @@ from aniso.experiments.comparison.choice import (
     Measured,
     adjust,
     difference_error,
+    expected_gain,
     recommend,
     recommend_for_one_shot,
 )
@@ -137,16 +138,46 @@ def test_the_error_of_a_difference_is_that_of_the_mean_of_paired_scores():
     assert difference_error(one, other) == pytest.approx(math.sqrt(2 * 0.6**2) / 5, abs=1e-6)
 
 
-def test_another_candidate_is_chosen_only_if_it_is_better_by_more_than_the_error():
+def test_another_candidate_is_chosen_only_if_it_is_expected_to_gain():
     linear = [1] * 50 + [0] * 50
-    close = [0] * 5 + [1] * 51 + [0] * 44  # eleven items differ: one more is right
+    close = [0] * 15 + [1] * 51 + [0] * 34  # 31 items differ: one more is right
     rows = measured({"linear probe": linear, "Tip-Adapter": close})
-    assert 0 < rows[1].score - rows[0].score < difference_error(*rows)
+    error = difference_error(*rows)
+    assert rows[1].score > rows[0].score and expected_gain(rows[1], rows[0]) < 0
     made = recommend(rows)
     assert made.chosen is rows[0] and "Tip-Adapter scores" in made.reason
-    assert f"within the standard error ({100 * difference_error(*rows):.1f})" in made.reason
+    assert f"too little for a standard error of {100 * error:.1f}" in made.reason
     clear = recommend(measured({"linear probe": linear, "Tip-Adapter": [1] * 60 + [0] * 40}))
     assert clear.chosen.candidate.label == "Tip-Adapter" and "standard error" not in clear.reason
+
+
+def test_an_expected_gain_is_between_the_prior_and_what_was_measured():
+    """Conjugate normals: precisions add, and means are weighted by them."""
+    linear, tip = measured(
+        {"linear probe": [1] * 50 + [0] * 50, "Tip-Adapter": [0] * 5 + [1] * 53 + [0] * 42}
+    )
+    precision = {"prior": 0.03**-2, "measured": difference_error(tip, linear) ** -2}
+    mean = -0.015 * precision["prior"] + (tip.score - linear.score) * precision["measured"]
+    assert expected_gain(tip, linear) == pytest.approx(mean / sum(precision.values()))
+    assert -0.015 < expected_gain(tip, linear) < tip.score - linear.score
+
+
+def test_the_same_difference_on_more_items_is_enough():
+    linear, close = [1] * 50 + [0] * 50, [0] * 15 + [1] * 51 + [0] * 34
+    few = recommend(measured({"linear probe": linear, "Tip-Adapter": close}))
+    many = recommend(measured({"linear probe": linear * 20, "Tip-Adapter": close * 20}))
+    assert [few.chosen.candidate.label, many.chosen.candidate.label] == ["linear probe", "Tip-Adapter"]
+
+
+def test_a_steady_gain_is_preferred_to_a_larger_one_that_is_less_certain():
+    linear = [1] * 100 + [0] * 100
+    steady, erratic = [1] * 112 + [0] * 88, [0] * 70 + [1] * 113 + [0] * 17
+    rows = measured({"linear probe": linear, "LP++": steady, "Tip-Adapter": erratic})
+    assert rows[2].score > rows[1].score
+    made = recommend(rows)
+    error = 100 * difference_error(rows[2], rows[0])
+    assert made.chosen is rows[1]
+    assert f"its lead over linear probe has a standard error of {error:.1f}" in made.reason
 
 
 def test_the_linear_probe_has_vectors_if_these_score_more_however_little():
