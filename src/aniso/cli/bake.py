@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +12,27 @@ from aniso.cli import checks, options, show
 from aniso.errors import UsageError
 
 if TYPE_CHECKING:
-    from aniso.compose import Baked, CardDetails, Coefficients
-    from aniso.learn.heads import SavedHead
-    from aniso.vectors import Bank
+    from aniso.compose import CardDetails
+    from aniso.experiments.baking import BakeSource
 
 _HEAD = "head.safetensors"
 
 
 def bake(
-    coefficients: Annotated[Path, typer.Argument(help="The directory of a run, or a file of coefficients.")],
-    bank: options.Bank,
-    base: options.Base,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a run, or a file of coefficients.")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="File, or directory with --to.")],
+    bank: Annotated[
+        Path | None, typer.Option("--bank", help="The bank: a directory, or mini; default: the run's.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            help="A file, a directory, a hub id, NAME:TAG of open_clip, or mini; default: the run's.",
+        ),
+    ] = None,
     to: Annotated[
         str,
         typer.Option(
@@ -37,9 +47,7 @@ def bake(
     ] = None,
     head: Annotated[
         Path | None,
-        typer.Option(
-            "--head", help="A head learned on this composition, saved beside it; default: that of the run."
-        ),
+        typer.Option("--head", help="A head learned on this model, saved beside it; default: the run's."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of composed weights: fp32, fp16 or bf16; default the base's.")
@@ -59,54 +67,72 @@ def bake(
     overwrite: options.Overwrite = False,
     json: show.Json = False,
 ) -> None:
-    """Write base + sum of coefficient * task vector as an ordinary checkpoint."""
+    """Write a run's model, such as base + sum of coefficient * task vector, as an ordinary checkpoint."""
     _require_options(to, rank or pad_rank, head or dtype or activation, task)
     checks.one_of("--dtype", dtype, checks.DTYPES)
     checks.hub_id("--base-model", base_model)
-    for path in (coefficients, head):
+    for path in (run, head):
         checks.existing_file(path)
-    checks.existing_bank(bank)
-    checks.existing_weights(base)
-    from aniso.compose import Baked, CardDetails
-    from aniso.experiments.banks import load_coefficients
-    from aniso.experiments.class_lists import classes_beside
-    from aniso.experiments.run_files import COEFFICIENTS, file_of, record_beside
+    if bank is not None:
+        checks.existing_bank(bank)
+    if base is not None:
+        checks.existing_weights(base)
+    from aniso.compose import CardDetails
+    from aniso.experiments.baking import bake_source
+    from aniso.experiments.run_files import HEAD, file_of
 
-    file = file_of(coefficients, COEFFICIENTS)
-    opened, made = load_coefficients(options.open_bank(bank, options.base_files(base)), file)
-    details = CardDetails(record_beside(file), show.this_command(), licence, base_model)
+    source = bake_source(run, base=base, bank=bank, dtype=options.dtype(dtype))
+    details = CardDetails(source.record, show.this_command(), licence, base_model)
+    target = _Target(out, details, overwrite, json)
     if to == "peft":
-        _bake_adapter(made, opened, base, out, (rank, pad_rank), details, overwrite, json)
+        _bake_adapter(source, (rank, pad_rank), target)
         return
-    baked = Baked(options.base_files(base), opened, made, dtype=options.dtype(dtype))
-    if head is None and task is None:
-        head = _head_of_run(coefficients)
+    chosen = file_of(head, HEAD) if head is not None else source.head if task is None else None
     if to == "onnx":
-        _bake_onnx(baked, made, opened, base, out, (head, task, data), details, overwrite, json)
+        _bake_onnx(source, (chosen, task, data), target)
         return
+    _bake_model(source, to, activation, chosen, target)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where a model is written, and what is said of it."""
+
+    out: Path
+    details: CardDetails
+    overwrite: bool
+    json: bool
+
+
+def _bake_model(
+    source: BakeSource, to: str, activation: str | None, head: Path | None, target: _Target
+) -> None:
+    out = target.out
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
-    if head is not None and to == "safetensors" and beside.exists() and not overwrite:
+    if head is not None and to == "safetensors" and beside.exists() and not target.overwrite:
         raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
-    also = classes_beside(coefficients) if to != "safetensors" else {}
+    also = source.beside(to) if to != "safetensors" else {}
     if head is not None:
-        also[_HEAD] = _head_of_checkpoint(head, made, opened, baked)
-    with show.progress("baking", baked.nbytes) as advance:
-        notes = baked.save(
+        also[_HEAD] = _head_of_checkpoint(head, source)
+    with show.progress("baking", source.model.nbytes) as advance:
+        notes = source.model.save(
             out,
             to=to,
             activation=activation,
-            details=details,
+            details=target.details,
             also=also,
-            overwrite=overwrite,
+            overwrite=target.overwrite,
             progress=advance,
         )
     if head is not None and to == "safetensors":
-        _write(beside, also[_HEAD][0], overwrite)
-    if json:
-        show.as_json({"out": str(out), "to": to, "coefficients": len(made), "notes": list(notes)})
+        _write(beside, also[_HEAD][0], target.overwrite)
+    if target.json:
+        made = source.coefficients
+        count = 0 if made is None else len(made)
+        show.as_json({"out": str(out), "to": to, "coefficients": count, "notes": list(notes)})
         return
     show.notes(notes)
-    show.line(f"wrote {out}: {len(made.vectors)} vectors over {made.provenance.base.label}, {made.partition}")
+    show.line(f"wrote {out}: {source.label}")
     if head is not None:
         show.line(f"wrote {beside if to == 'safetensors' else out / _HEAD}: use it with aniso eval --head")
 
@@ -123,48 +149,37 @@ def _require_options(to: str, ranks: object, others: object, task: str | None) -
         raise UsageError("USAGE", "--task is supported with --to onnx only", fix="leave it out")
 
 
-def _head_of_run(path: Path) -> Path | None:
-    return path / _HEAD if path.is_dir() and (path / _HEAD).is_file() else None
-
-
-def _bake_adapter(
-    made: Coefficients,
-    bank: Bank,
-    base: str,
-    out: Path,
-    ranks: tuple[int | None, int | None],
-    details: CardDetails,
-    overwrite: bool,
-    json: bool,
-) -> None:
+def _bake_adapter(source: BakeSource, ranks: tuple[int | None, int | None], target: _Target) -> None:
     from aniso.compose import merge_adapters
 
+    bank, made = source.bank, source.coefficients
+    if bank is None or made is None:
+        raise UsageError(
+            "USAGE",
+            "--to peft needs a run with coefficients of adapters",
+            found=source.label,
+            fix="the directory 'adapter' of a run that trained one is in PEFT's format already",
+        )
     rank, pad_rank = ranks
     total = sum(4 * entry.block.numel for entry in made.index.blocks)
     with show.progress("composing", total) as advance:
-        adapter = merge_adapters(options.base_files(base), bank, made, rank=rank, progress=advance)
+        base = options.base_files(source.base)
+        adapter = merge_adapters(base, bank, made, rank=rank, progress=advance)
     adapter = adapter if pad_rank is None else adapter.padded(pad_rank)
-    adapter.save(out, details=details, overwrite=overwrite)
+    adapter.save(target.out, details=target.details, overwrite=target.overwrite)
     found = adapter.ranks.values()
-    if json:
+    if target.json:
         facts = {"layers": len(adapter.ranks), "ranks": adapter.ranks, "error": adapter.error}
-        show.as_json({"out": str(out), "to": "peft", "coefficients": len(made), **facts})
+        show.as_json({"out": str(target.out), "to": "peft", "coefficients": len(made), **facts})
         return
     lost = f", relative error {adapter.error:.2%}" if rank is not None else ", exact"
-    show.line(f"wrote {out}: {len(found)} layers, ranks {min(found)} to {max(found)}{lost}")
+    show.line(f"wrote {target.out}: {len(found)} layers, ranks {min(found)} to {max(found)}{lost}")
 
 
 def _bake_onnx(
-    baked: Baked,
-    made: Coefficients,
-    bank: Bank,
-    base: str,
-    out: Path,
-    classifier: tuple[Path | None, str | None, Path | None],
-    details: CardDetails,
-    overwrite: bool,
-    json: bool,
+    source: BakeSource, classifier: tuple[Path | None, str | None, Path | None], target: _Target
 ) -> None:
+    from aniso.compose import Baked
     from aniso.data import load_task
     from aniso.learn.onnx_export import require_onnx, save_onnx
     from aniso.models import load_composed
@@ -173,35 +188,25 @@ def _bake_onnx(
     if (head is None) == (task is None):
         raise UsageError("USAGE", "--to onnx needs --head or --task, and only one of them", fix="--task TASK")
     require_onnx()
-    encoder = load_composed(base, baked)
+    weights = source.model if isinstance(source.model, Baked) else source.model.source
+    encoder = load_composed(source.text_base, weights)
     found = encoder.class_weights(load_task(task, data).classes) if task is not None else None
-    own = found if head is None else _checked_head(head, made, bank).head
+    own = found if head is None else source.checked_head(head).head
     assert own is not None
-    error = save_onnx(encoder, own, out, also=baked.card_files("onnx", details), overwrite=overwrite)
-    if json:
-        show.as_json({"out": str(out), "to": "onnx", "classes": list(own.names), "error": error})
+    card = source.model.card_files("onnx", target.details)
+    error = save_onnx(encoder, own, target.out, also=card, overwrite=target.overwrite)
+    if target.json:
+        show.as_json({"out": str(target.out), "to": "onnx", "classes": list(own.names), "error": error})
         return
-    show.line(f"wrote {out}: {len(own.names)} classes; onnxruntime's logits differ by at most {error:.1e}")
+    show.line(
+        f"wrote {target.out}: {len(own.names)} classes; onnxruntime's logits differ by at most {error:.1e}"
+    )
 
 
-def _checked_head(path: Path, made: Coefficients, bank: Bank) -> SavedHead:
-    """Return a head in a file or a run; raises unless it was learned on this composition."""
-    from aniso.experiments.run_files import HEAD, file_of
-    from aniso.learn.features import composed_identity
-    from aniso.learn.heads import load_head
-
-    saved = load_head(file_of(path, HEAD))
-    known = composed_identity(made.provenance.base.content, made.chosen(bank), made)
-    saved.require_features(known, str(path))
-    return saved
-
-
-def _head_of_checkpoint(path: Path, made: Coefficients, bank: Bank, baked: Baked) -> tuple[bytes, str]:
-    """Return a composition's head as one of the baked checkpoint, and a sentence for its model card."""
-    from aniso.vectors import BlockSource
-
-    saved = _checked_head(path, made, bank)
-    content = saved.head.to_bytes({"model": BlockSource(baked).identity().content})
+def _head_of_checkpoint(path: Path, source: BakeSource) -> tuple[bytes, str]:
+    """Return a head as one of the baked checkpoint, and a sentence for its model card."""
+    saved = source.checked_head(path)
+    content = saved.head.to_bytes({"model": source.content})
     sentence = f"is a classifier for {len(saved.head.names)} classes on these features ({saved.head.kind})."
     return content, sentence
 

@@ -10,6 +10,7 @@ from aniso.compose.difference import difference_vector, folded
 from aniso.compose.linearised import Linearised, Tangent
 from aniso.compose.lora import FactorComposition, FactorModel, MergedAdapter, merge_adapters
 from aniso.compose.partition import Partition
+from aniso.compose.plain_model import PlainModel
 from aniso.compose.plan import Plan
 from aniso.compose.runtime import Runtime
 
@@ -22,6 +23,7 @@ __all__ = [
     "CoefficientIndex",
     "BlockCoefficients",
     "Baked",
+    "PlainModel",
     "difference_vector",
     "folded",
     "CardDetails",

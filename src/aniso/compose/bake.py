@@ -21,13 +21,13 @@ from aniso.compose._engine.stacking import stack_deltas
 from aniso.compose.card import RECORD, CardDetails, learned_on, model_card
 from aniso.compose.card_metadata import Export
 from aniso.compose.coefficients import Coefficients
+from aniso.compose.export import write_model
 from aniso.errors import InputError
-from aniso.models.exported_files import ExportedFiles, exported_files, home_of
+from aniso.models.exported_files import home_of
 from aniso.record_files import record_text
 from aniso.records import Record
 from aniso.vectors import Bank, Block, BlockSource
 from aniso.vectors.block import tied_names
-from aniso.vectors.convert import Extras, convert
 from aniso.weights import Ref, TensorInfo, WeightSource
 from aniso.weights.dtypes import NAMES, TORCH, as_bytes, narrowed
 from aniso.weights.files import ByteFile, Progress
@@ -136,18 +136,17 @@ class Baked(WeightSource):
                 fix=f"--activation {base}, or leave it out",
             )
         known = activation or (None if self.info.config.activation else base)
-        beside = ExportedFiles() if to == "safetensors" else exported_files(self, to)
-        files = {} if to == "safetensors" else {**beside.files, **self._extra_files(to, about, also or {})}
-        notes = convert(
+        files = {} if to == "safetensors" else self._extra_files(to, about, also or {})
+        return write_model(
             self,
             Path(out),
-            to=to,
+            to,
+            files,
+            metadata=self._metadata(about.record),
             activation=known,
             overwrite=overwrite,
             progress=progress,
-            extras=Extras(self._metadata(about.record), files, beside.config),
         )
-        return (*notes, *beside.notes)
 
     def _metadata(self, record: Record | None) -> dict[str, str]:
         """Return the story of the weights for a file that may be all there is."""

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from aniso.compose.card_metadata import Export, base_models, front_matter
+from aniso.compose.card_metadata import Export, base_models, front_matter, hub_id
 from aniso.compose.coefficients import Coefficients
 from aniso.errors import InputError, printable
 from aniso.records import Record
 from aniso.vectors import Bank
 from aniso.vectors.licences import agreed_licence
+from aniso.vectors.provenance import BaseInfo
 
 RECORD = "record.json"
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#&~$])")
@@ -80,6 +81,31 @@ def model_card(coefficients: Coefficients, bank: Bank, export: Export, details: 
     return "\n".join([*lines, *_METHOD])
 
 
+def plain_card(base: BaseInfo, tuned: str | None, export: Export, details: CardDetails) -> str:
+    """Return the card of a model without coefficients; ``tuned`` is the hash of fine-tuned weights."""
+    label, record = _line(base.label), details.record
+    task = "" if record is None or not record.measured else f" for {_line(', '.join(record.measured))}"
+    title = f"{label}{' fine-tuned' if tuned else ''}{task}"
+    known = details.base_model or hub_id(base.label)
+    licence = details.licence or details.base_licence
+    about = "fine-tuned from the base" if tuned else "those of the base, unchanged"
+    lines = [
+        front_matter(export, [known] if known else [], record, licence, title),
+        "",
+        f"# {title}",
+        "",
+        f"The weights are {about}. Nothing but the architecture's own library is needed to run them.",
+        "",
+        *(line for sentence in details.more for line in (sentence, "")),
+        *(_learned(record, None) if record is not None else ()),
+        f"- base: {label}, content `{base.content}`",
+        *([f"- weights: content `{tuned}`"] if tuned else []),
+        *_command(details.command),
+        "",
+    ]
+    return "\n".join(lines)
+
+
 _METHOD = (
     "",
     "Method: Knowledge Composition using Task Vectors with Learned Anisotropic Scaling "
@@ -95,6 +121,10 @@ def _provenance(coefficients: Coefficients, bank: Bank, command: str) -> Iterato
     yield f"- coefficients: content `{coefficients.content_hash}`"
     if coefficients.selection:
         yield f"- vectors selected by {_line(coefficients.selection)}"
+    yield from _command(command)
+
+
+def _command(command: str) -> Iterator[str]:
     if command:  # between backticks nothing needs escaping, and nothing may end them
         yield f"- command: `{printable(command, 2000).replace('`', '')}`"
 
@@ -103,7 +133,7 @@ def factors_card(bank: Bank, export: Export, details: CardDetails) -> str:
     """Return the card of adapters that were composed factor by factor."""
     names = ", ".join(_line(name) for name in bank.names[:_ROWS])
     licence = details.licence or agreed_licence(bank, details.base_licence)
-    base, command = _line(bank.base.label), details.command
+    base = _line(bank.base.label)
     return "\n".join(
         [
             front_matter(export, base_models(bank, details.base_model), details.record, licence, base),
@@ -116,7 +146,7 @@ def factors_card(bank: Bank, export: Export, details: CardDetails) -> str:
             f"- adapters: {names}",
             f"- base: {base}, content `{bank.base.content}`",
             f"- bank: content `{bank.whole_hash}`",
-            *([f"- command: `{printable(command, 2000).replace('`', '')}`"] if command else []),
+            *_command(details.command),
             "",
         ]
     )
@@ -147,7 +177,7 @@ def _measured(record: Record, task: str) -> str:
     return f"{task} {score.accuracy:.1%}{before}"
 
 
-def _learned(record: Record, bank: Bank) -> Iterator[str]:
+def _learned(record: Record, bank: Bank | None) -> Iterator[str]:
     yield from ("## Results", "", *_accuracies(record), "")
     if record.spec.calibrate:
         yield (
@@ -160,7 +190,7 @@ def _learned(record: Record, bank: Bank) -> Iterator[str]:
     if head is not None:
         yield f"Measured with the head `{head.kind}` that was learned on these features."
         yield ""
-    if record.inputs.bank not in (None, bank.whole_hash, bank.content_hash):
+    if bank is not None and record.inputs.bank not in (None, bank.whole_hash, bank.content_hash):
         yield (
             f"Measured with bank `{record.inputs.bank}`; these weights were made from another copy of its "
             f"vectors, `{bank.whole_hash}`."

@@ -42,6 +42,8 @@ class Export:
 
     to: str
     architecture: str | None = None
+    made_by: str = "merge"
+    """The relation of a directory of weights to its base, in the words of model hubs: merge or finetune."""
 
     @property
     def library(self) -> str:
@@ -50,7 +52,11 @@ class Export:
     @property
     def relation(self) -> str:
         """The relation to the base, in the words of model hubs."""
-        return "adapter" if self.to == PEFT else "merge"
+        return "adapter" if self.to == PEFT else self.made_by
+
+    @property
+    def tags(self) -> list[str]:
+        return ["aniso", "merge", "task-vectors"] if self.made_by == "merge" else ["aniso"]
 
     @property
     def pipeline(self) -> str | None:
@@ -98,7 +104,7 @@ def front_matter(
         "base_model_relation": export.relation if bases else None,
         "datasets": tasks or None,
         "metrics": sorted({result.metric_type for result in results}) or None,
-        "tags": ["aniso", "merge", "task-vectors"],
+        "tags": export.tags,
         "eval_results": results or None,
         "model_name": name if results else None,
     }

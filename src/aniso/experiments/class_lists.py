@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from aniso.classes import ClassList
 from aniso.errors import AnisoError, InputError, printable
-from aniso.experiments.run_files import CLASSES
 
 _LARGEST = 64 << 20  # bytes
 
@@ -56,15 +55,3 @@ def read_class_lists(path: Path) -> dict[str, ClassList]:
             reason=printable(str(e).splitlines()[0], 200),
             fix="name the classes with --classes or --task",
         ) from None
-
-
-def classes_beside(coefficients: Path) -> dict[str, tuple[bytes, str]]:
-    """Return the classes that lie beside a run's coefficients, as a file for a baked directory.
-
-    The value is the file's content and a sentence about it for the model card.
-    """
-    path = coefficients.parent / CLASSES
-    if not path.is_file():
-        return {}
-    text = class_lists_text(read_class_lists(path))
-    return {CLASSES: (text.encode(), "lists the classes and prompts that the coefficients were learned for.")}

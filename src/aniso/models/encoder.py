@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, final
 
@@ -99,6 +99,8 @@ class Family:
     """The network for ``text``, if the encoder's own is not frozen: a sentence encoder trains it."""
     logit_scale: float = 1.0
     """What cosines are multiplied by, if the network has no logit scale of its own."""
+    stored: Mapping[str, Tensor] = field(default_factory=dict)
+    """Class weights by ``ClassList.key`` that are used as they are, whatever the network would make."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Family:
         return self  # immutable
@@ -192,10 +194,13 @@ class Encoder(Wrapped):
     ) -> ClassWeights:
         """Return class weights from prompts, or the rows of a classifier's own head, matched by class name.
 
-        They are cached on disk, keyed by text tower, tokenizer, class names, prompts and logit scale.
+        They are cached on disk, keyed by text tower, tokenizer, class names, prompts and logit scale. A baked
+        sentence encoder has those of its run's classes in a file.
         """
         if not self.has_text and self.family.own_head is not None:
             return self._own_rows(classes)
+        if classes.key in self.family.stored:
+            return ClassWeights(classes.names, self.family.stored[classes.key])
         cache = cache if cache is not None else WeightsCache.default()
         key = self._text_key(classes) if self.has_text else ""
         weights = cache.get(key, classes) if key else None
@@ -234,6 +239,8 @@ class Encoder(Wrapped):
         if self.family.frozen is not None:
             views = json.dumps(self.transforms.identity(), sort_keys=True)
             scale = str(self.logit_scale)
+            stored = {key: tensor_hash(tensor) for key, tensor in self.family.stored.items()}
+            words |= {"stored": combined_hash(stored)} if stored else {}
             return {**words, "text": self.family.frozen.fingerprint, "views": views, "scale": scale}
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()

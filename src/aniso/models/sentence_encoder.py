@@ -19,6 +19,7 @@ from aniso.models.architectures import SENTENCE_ENCODER
 from aniso.models.encoder import Encoder, Family, FrozenNetwork
 from aniso.models.loading import filled, network_of
 from aniso.models.sentence_modules import MODULES, Pooling, SentenceModules, read_modules
+from aniso.models.stored_class_weights import read_class_weights
 from aniso.models.text_views import TextTransforms, Tokenised
 from aniso.models.tokenizer_file import LateTokenizer, TokenizerError, TokenizerFile, backend_text
 from aniso.weights import Ref, WeightSource, open_weights
@@ -55,6 +56,7 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
 
     ``weights`` from elsewhere, such as a fine-tuned copy, replace its own; class weights are always made by
     the directory's own weights, so that all models tuned from one base are compared with the same ones.
+    A baked directory has the base's class weights of its run in a file.
     """
     modules = read_modules(path)
     if not (modules.network / "config.json").is_file():
@@ -70,7 +72,8 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
         modules.network, int(base.config.vocab_size), _length(modules, base.config), modules.lower
     )
     features = partial(_pooled, pooling=modules.pooling)
-    family = Family(features, features, tokens, frozen=FrozenNetwork(base), logit_scale=LOGIT_SCALE)
+    frozen, stored = FrozenNetwork(base), read_class_weights(path)
+    family = Family(features, features, tokens, frozen=frozen, logit_scale=LOGIT_SCALE, stored=stored)
     plain = {key: value for key, value in base.config.to_dict().items() if key not in _PASSING}
     settings: JsonObject = {
         "tokens": tokens.fingerprint,

@@ -34,7 +34,7 @@ DIRECTORY_FILES = re.compile(
     r"(open_clip_)?(model\.safetensors|config\.json)|(generation|preprocessor|processor)_config\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
     r"|merges\.txt|spiece\.model|tokenizer\.model|chat_template\.jinja"
-    r"|README\.md|(coefficients|head)\.safetensors|record\.json"
+    r"|README\.md|(coefficients|head|class_weights)\.safetensors|record\.json"
     r"|modules\.json|sentence_bert_config\.json|1_Pooling|2_Normalize|classes\.json|image|text"
 )
 """Names of the files and folders in a directory that is written here."""

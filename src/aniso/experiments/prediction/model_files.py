@@ -16,6 +16,7 @@ from aniso.experiments.prediction.tables import ItemKind
 from aniso.experiments.run_files import ADAPTER, CLASSES, COEFFICIENTS, HEAD, RECORD, SPEC, WEIGHTS
 from aniso.experiments.strict_yaml import read_yaml
 from aniso.record_files import read_record
+from aniso.records import Record
 
 _CONFIG = "config.json"
 _WITHOUT_LABELS: Final = ("test-time",)
@@ -138,6 +139,17 @@ def _run(directory: Path, options: ModelOptions) -> ModelFiles:
             given="--coefficients, --weights or --linearised",
             fix="leave them out",
         )
+    if _record(directory).spec.setting == "lm":
+        raise UsageError(
+            "DATA-ITEM",
+            f"the run in '{printable(directory)}' is of a language model, which has no classes",
+            fix="aniso eval MODEL --texts FILE",
+        )
+    return files_of_run(directory, options.base, options.bank)
+
+
+def files_of_run(directory: Path, base: str | None = None, bank: str | None = None) -> ModelFiles:
+    """Return the parts of the model in a run's directory; ``base`` and ``bank`` replace those of its spec."""
     spec = _spec(directory)
     made = {name: directory / name for name in (COEFFICIENTS, WEIGHTS, ADAPTER, HEAD)}
     there = {name: path for name, path in made.items() if path.exists()}
@@ -151,7 +163,7 @@ def _run(directory: Path, options: ModelOptions) -> ModelFiles:
     coefficients = there.get(COEFFICIENTS)
     files = ModelFiles(
         f"{directory.resolve().name} ({spec.setting}, {spec.method}, {_name(spec.model)})",
-        _existing(options.base or spec.model, "the base", "--base", directory),
+        _existing(base or spec.model, "the base", "--base", directory),
         str(there[WEIGHTS]) if WEIGHTS in there else spec.weights,
         seed=spec.seed,
         coefficients=coefficients,
@@ -165,24 +177,21 @@ def _run(directory: Path, options: ModelOptions) -> ModelFiles:
     )
     if coefficients is None:
         return files
-    bank = _existing(options.bank or spec.bank or "", "the bank", "--bank", directory)
-    return replace(files, bank=bank)
+    return replace(files, bank=_existing(bank or spec.bank or "", "the bank", "--bank", directory))
 
 
-def _spec(directory: Path) -> _RunSpec:
+def _record(directory: Path) -> Record:
     if not (directory / RECORD).is_file():
         raise InputError(
             "RUN-STATE",
             f"the run in '{printable(directory)}' has not ended: it has no {RECORD}",
             fix="finish it: repeat its command with --resume",
         )
-    record = read_record(directory / RECORD)
-    if record.spec.setting == "lm":
-        raise UsageError(
-            "DATA-ITEM",
-            f"the run in '{printable(directory)}' is of a language model, which has no classes",
-            fix="aniso eval MODEL --texts FILE",
-        )
+    return read_record(directory / RECORD)
+
+
+def _spec(directory: Path) -> _RunSpec:
+    _record(directory)  # the run has ended
     try:
         return _RunSpec.model_validate(read_yaml(directory / SPEC).data)
     except ValidationError as e:
