@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Unpack, final
 
 from torch import Tensor
@@ -66,8 +67,8 @@ class IsoCTS(MergeRule):
     def matrix(self, deltas: Deltas) -> Tensor:
         own = self.own_directions(deltas.rank, len(deltas))
         common = components(deltas.total(), deltas.rank - own * len(deltas))
-        kept = [components(values - common.u @ (common.u.T @ values), own) for values in deltas]
-        whole = joined([*kept, common])
+        kept = (components(values - common.u @ (common.u.T @ values), own) for values in deltas)
+        whole = joined(chain(kept, [common]), deltas.shape, deltas.rank)
         return _flattened(polar(whole.u), whole.s, polar(whole.v))
 
     def workspace(self, rows: int, columns: int) -> int:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from aniso.vectors.singular import NOTHING, Components, decomposed
 
 
-def joined(kept: list[Components]) -> Components:
-    """Return all directions with their singular values in one; the list is emptied to free its memory."""
-    u, s, v = (torch.cat(parts, -1) for parts in zip(*((c.u, c.s, c.v) for c in kept), strict=True))
-    kept.clear()
-    return Components(u, s, v)
+def joined(parts: Iterable[Components], shape: tuple[int, ...], most: int) -> Components:
+    """Return all directions with their singular values in one; ``most`` is the largest number of them.
+
+    They are copied into two matrices that are there from the start: kept as they come, small tensors lie
+    between large ones that are freed, whose memory cannot be used again.
+    """
+    rows, columns = shape
+    u, s, v = (torch.empty(*size, most, dtype=torch.float64) for size in ((rows,), (), (columns,)))
+    count = 0
+    for part in parts:
+        end = count + part.count
+        u[:, count:end], s[count:end], v[:, count:end] = part.u, part.s, part.v
+        count = end
+    return Components(u[:, :count], s[:count], v[:, :count])
 
 
 def polar(matrix: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class TSV(MergeRule):
 
     def matrix(self, deltas: Deltas) -> Tensor:
         """U S V' with the polar factors U and V of the kept directions of all vectors."""
-        kept = joined([components(values, deltas.rank // len(deltas)) for values in deltas])
+        own = deltas.rank // len(deltas)
+        kept = joined((components(values, own) for values in deltas), deltas.shape, own * len(deltas))
         return (polar(kept.u) * kept.s) @ polar(kept.v).T
 
     def workspace(self, rows: int, columns: int) -> int:
