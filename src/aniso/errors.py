@@ -300,7 +300,8 @@ EXPLANATIONS: dict[str, str] = {
     "RUN-FILES": "The directory of a run lacks a file that a command needs, or is no directory of a run.",
     "RUN-STATE": "The checkpoint of a run is damaged, or there is none.",
     "RUN-CHANGED": "A run can be resumed only with the same inputs and settings; otherwise its result would "
-    "be neither the old run's nor a new one's.",
+    "be neither the old run's nor a new one's. A run's model can be written only with the base that it was "
+    "measured with.",
     "STOPPED": "The run was interrupted (Ctrl-C, or by the system). Its state was saved if it has a "
     "directory; --resume continues from there, with the same result as without the interruption.",
     "SPEC": "A spec is a YAML 1.2 file. A key that is not known is an error, so that a typing mistake cannot "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,15 +215,175 @@ def test_a_fine_tuned_sentence_encoder_is_baked_with_its_tokenizer_and_class_wei
     assert found["correct"] == record["metrics"]["accuracy"]["reviews"]["correct"]
 
 
-def test_damaged_class_weights_are_an_error(tmp_path: Path, refused: Any) -> None:
+def _class_weights(rows: torch.Tensor, names: object = ("a", "b"), **more: str) -> dict[str, Any]:
+    return {"tensors": {"key": rows}, "metadata": {"index": json.dumps({"key": names}), **more}}
+
+
+ROWS = torch.tensor([[40.0, 0, 0], [0, 0, -40.0]])
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        (_class_weights(ROWS, ["a", "b", "c"]), "HEAD-FILE"),
+        (_class_weights(ROWS[:, :2]), "HEAD-FILE"),
+        (_class_weights(ROWS[:, :0]), "HEAD-FILE"),
+        (_class_weights(ROWS * 1e30), "HEAD-FILE"),
+        (_class_weights(ROWS * float("nan")), "HEAD-FILE"),
+        (_class_weights(ROWS.double()), "HEAD-FILE"),
+        (_class_weights(ROWS.long()), "HEAD-FILE"),
+        (_class_weights(ROWS, 3), "HEAD-FILE"),
+        (_class_weights(ROWS, checksum="x"), "FILE-HASH"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_an_error(
+    tmp_path: Path, refused: Any, file: dict[str, Any], code: str
+) -> None:
     path = tmp_path / "class_weights.safetensors"
-    save_safetensors(path, {"key": torch.zeros(2, 3)}, {"index": '{"key": ["a", "b", "c"]}'})
-    with refused("HEAD-FILE", 3, "class_weights.safetensors", "a row for each class"):
-        read_class_weights(tmp_path)
-    save_safetensors(
-        path, {"key": torch.zeros(2, 3)}, {"index": '{"key": ["a", "b"]}', "checksum": "x"}, overwrite=True
-    )
-    with refused("FILE-HASH", 3):
-        read_class_weights(tmp_path)
+    save_safetensors(path, **_class_weights(ROWS))
+    assert read_class_weights(tmp_path, 3, 40.0)["key"].names == ("a", "b")
+    save_safetensors(path, **file, overwrite=True)
+    with refused(code, 3, "class_weights.safetensors"):
+        read_class_weights(tmp_path, 3, 40.0)
     path.unlink()
-    assert read_class_weights(tmp_path) == {}
+    assert read_class_weights(tmp_path, 3, 40.0) == {}
+
+
+def test_class_weights_under_other_names_are_an_error(texts: Path, tmp_path: Path, refused: Any) -> None:
+    from aniso.data import load_task
+    from aniso.models import load_model
+
+    classes = load_task(texts / "reviews.csv").classes
+    shutil.copytree(texts / "base", tmp_path / "copy")
+    made = load_model(texts / "base").class_weights(classes).weight
+    index = json.dumps({classes.key: classes.names[::-1]})
+    save_safetensors(tmp_path / "copy" / "class_weights.safetensors", {classes.key: made}, {"index": index})
+    with refused("HEAD-FILE", 3, "of other classes"):
+        load_model(tmp_path / "copy").class_weights(classes)
+
+
+# what a run began with
+
+
+def _other_model(shelf: runs.Shelf, out: Path) -> Path:
+    shutil.copytree(shelf.model, out)
+    source = open_weights(shelf.model)
+    noise = torch.Generator().manual_seed(0)
+    tensors = {name: source.read(name) for name in source.tensors}
+    moved = {
+        name: t + 0.05 * torch.randn(t.shape, generator=noise) if t.is_floating_point() else t
+        for name, t in tensors.items()
+    }
+    save_safetensors(out / "model.safetensors", moved, {"format": "pt"}, overwrite=True)
+    return out
+
+
+@pytest.mark.parametrize("method", [("--method", "none"), ("--method", "weights"), LORA])
+def test_another_base_is_refused(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path, method: tuple[object, ...]
+) -> None:
+    if method == LORA:
+        pytest.importorskip("peft")
+    given = ("--task", shelf.data / "cars", "--shots", 2, *(() if "none" in method else QUICK))
+    done("fit", "few-shot", "--model", shelf.model, *given, *method, "-o", tmp_path / "run")
+    other = _other_model(shelf, tmp_path / "other")
+    failed = aniso("bake", tmp_path / "run", "--base", other, "--to", "huggingface", "-o", tmp_path / "out")
+    assert failed.code == 3 and "RUN-CHANGED" in failed.err and not (tmp_path / "out").exists()
+    done("bake", tmp_path / "run", "--base", shelf.model, "--to", "huggingface", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", [(), ("--method", "none", "--head", "linear"), ("--method", "weights")])
+def test_weights_of_a_run_keep_the_directory_of_its_model(
+    done: Done, shelf: runs.Shelf, tmp_path: Path, method: tuple[object, ...]
+) -> None:
+    given = ("--task", shelf.data / "cars", "--shots", 2, *(() if "none" in method else QUICK))
+    other = _other_model(shelf, tmp_path / "other") / "model.safetensors"
+    weights = shelf.model / "model.safetensors" if not method else other
+    bank = ("--bank", shelf.bank) if not method else ()
+    model = ("--model", shelf.model, "--weights", weights, *bank)
+    done("fit", "few-shot", *model, *given, *method, "-o", tmp_path / "run")
+    done("bake", tmp_path / "run", "--to", "huggingface", "-o", tmp_path / "baked")
+    config = [json.loads((path / "config.json").read_text()) for path in (shelf.model, tmp_path / "baked")]
+    heads = [one["vision_config"]["num_attention_heads"] for one in config]
+    assert heads[0] == heads[1]
+    require_same_predictions(done, tmp_path / "run", tmp_path / "baked", shelf.data / "cars" / "test")
+
+
+@pytest.mark.parametrize(
+    "method", [("--method", "weights", "--head", "linear"), ("--method", "setfit"), ("--method", "none")]
+)
+def test_a_base_of_half_precision_is_no_hindrance(
+    done: Done, shelf: runs.Shelf, tmp_path: Path, method: tuple[object, ...]
+) -> None:
+    shutil.copytree(shelf.model, tmp_path / "half")
+    source = open_weights(shelf.model)
+    tensors = {name: source.read(name) for name in source.tensors}
+    half = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+    save_safetensors(tmp_path / "half" / "model.safetensors", half, {"format": "pt"}, overwrite=True)
+    given = ("--model", tmp_path / "half", "--task", shelf.data / "cars", "--shots", 2)
+    quick = () if "none" in method else QUICK
+    done("fit", "few-shot", *given, *quick, *method, "-o", tmp_path / "run")
+    done("bake", tmp_path / "run", "--to", "huggingface", "-o", tmp_path / "baked")
+    require_same_predictions(done, tmp_path / "run", tmp_path / "baked", shelf.data / "cars" / "test")
+
+
+def test_a_linearised_run_is_predicted_with_and_not_baked(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    given = ("--model", shelf.model, "--task", shelf.data / "cars", "--lr", "3e-3", "--no-compare")
+    done("finetune", *given, "--linearised", "--epochs", 2, "--batch-size", 3, "-o", tmp_path / "run")
+    failed = aniso("bake", tmp_path / "run", "--to", "huggingface", "-o", tmp_path / "baked")
+    assert failed.code == 3 and "CKPT-LINEARISED" in failed.err and not (tmp_path / "baked").exists()
+    items = shelf.data / "cars" / "test"
+    require_same_predictions(done, tmp_path / "run", tmp_path / "run", items)
+
+
+def test_a_run_that_keeps_no_model_says_how_to_make_coefficients(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    given = (*shelf.base, "--task", "./cars", "--task", "./dtd", "--data", shelf.data, "--method", "vector")
+    done("fit", "addition", *given, "-o", tmp_path / "run")
+    failed = aniso("bake", tmp_path / "run", "-o", tmp_path / "out.safetensors")
+    assert failed.code == 3 and "aniso coefficients make" in failed.err
+
+
+def test_coefficients_without_a_spec_need_a_base_and_a_bank(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    given = ("--task", shelf.data / "cars", "--shots", 2, *QUICK)
+    done("fit", "few-shot", *shelf.base, *given, "-o", tmp_path / "run")
+    (tmp_path / "run" / "spec.yaml").unlink()
+    failed = aniso("bake", tmp_path / "run", "-o", tmp_path / "a.safetensors")
+    assert failed.code == 2 and "--bank BANK --base BASE" in failed.err
+    where = ("--bank", shelf.bank, "--base", shelf.model)
+    done("bake", tmp_path / "run", *where, "-o", tmp_path / "a.safetensors")
+
+
+def test_a_head_of_another_model_is_no_head_of_an_adapter(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    given = ("--model", shelf.model, "--task", shelf.data / "cars", "--shots", 2)
+    done("fit", "few-shot", *given, *QUICK, *LORA, "-o", tmp_path / "lora")
+    done("fit", "few-shot", *given, "--method", "none", "--head", "linear", "-o", tmp_path / "head")
+    head = ("--head", tmp_path / "head" / "head.safetensors")
+    failed = aniso("bake", tmp_path / "lora", *head, "--to", "huggingface", "-o", tmp_path / "baked")
+    assert failed.code == 3 and "HEAD-FEATURES" in failed.err
+
+
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_a_directory_without_a_place_for_the_classifier_is_refused(
+    aniso: Aniso, done: Done, shelf: runs.Shelf, texts: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "texts":
+        run, wrong, right = texts / "tuned", "huggingface", "sentence-transformers"
+        done("finetune", "--model", texts / "base", "--task", texts / "reviews.csv", "--lr", "3e-2",
+             "--no-compare", "--epochs", 1, "--batch-size", 8, "-o", tmp_path / "run")  # fmt: skip
+        run = tmp_path / "run"
+    else:
+        run, wrong, right = tmp_path / "run", "sentence-transformers", "huggingface"
+        given = ("--model", shelf.model, "--task", shelf.data / "cars", "--shots", 2)
+        done("fit", "few-shot", *given, "--method", "none", "-o", run)
+    failed = aniso("bake", run, "--to", wrong, "-o", tmp_path / "baked")
+    assert failed.code == 2 and f"--to {right}" in failed.err and not (tmp_path / "baked").exists()
+    done("bake", run, "--to", right, "-o", tmp_path / "baked")

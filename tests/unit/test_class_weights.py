@@ -643,3 +643,20 @@ def test_clip_s_own_tokenizer_is_not_used_for_another_vocabulary(tmp_path, refus
     convert(open_weights(tmp_path / "hf"), tmp_path / "oc", to="open_clip")
     with refused("MODEL-TOKENIZER", 3, "49408", "64", "fix"):
         load_model(tmp_path / "oc").class_weights(ANIMALS)
+
+
+def test_networks_with_adapters_do_not_share_the_class_weights_of_another_text_tower(home, tmp_path, kept):
+    pytest.importorskip("peft")
+    from aniso.learn import adapter
+    from aniso.learn.unwrap import encoder_of
+
+    other = shutil.copytree(home, tmp_path / "other")
+    source = SafetensorsFile(RawFile(home / "model.safetensors"))
+    tensors = {name: source.read(name) for name in source.tensors}
+    moved = {name: tensor + 0.1 if "text_model" in name else tensor for name, tensor in tensors.items()}
+    save_safetensors(other / "model.safetensors", moved, {"format": "pt"}, overwrite=True)
+    own = [load_model(path).class_weights(ANIMALS, cache=WeightsCache(None)).weight for path in (home, other)]
+    assert not torch.allclose(*own, atol=1e-3)
+    for path, expected in zip((home, other), own, strict=True):
+        trained = adapter(load_model(path), 2).trained.model
+        assert torch.allclose(encoder_of(trained).class_weights(ANIMALS).weight, expected, atol=1e-5)

@@ -135,7 +135,8 @@ def test_the_error_of_a_difference_is_that_of_the_mean_of_paired_scores():
     one, other = measured({"linear probe": [1, 1, 0, 0, 1], "coefficients": [1, 0, 1, 0, 1]})
     assert one.score == pytest.approx(other.score)
     # p = 3/5 for both: two items differ, by (1 + 0.6) / 2 - (0 + 0.4) / 2 and its negative
-    assert difference_error(one, other) == pytest.approx(math.sqrt(2 * 0.6**2) / 5, abs=1e-6)
+    # and one more that differs by a half is assumed
+    assert difference_error(one, other) == pytest.approx(math.sqrt((2 * 0.6**2 + 0.25) / 4 / 5), abs=1e-6)
 
 
 def test_another_candidate_is_chosen_only_if_it_is_expected_to_gain():
@@ -160,6 +161,15 @@ def test_an_expected_gain_is_between_the_prior_and_what_was_measured():
     mean = -0.015 * precision["prior"] + (tip.score - linear.score) * precision["measured"]
     assert expected_gain(tip, linear) == pytest.approx(mean / sum(precision.values()))
     assert -0.015 < expected_gain(tip, linear) < tip.score - linear.score
+
+
+@pytest.mark.parametrize("items", [1, 4, 8])
+def test_a_handful_of_equal_differences_is_not_enough(items):
+    rows = measured({"linear probe": [1] * items, "coefficients + Tip-Adapter": [1] * items})
+    unsure = replace(rows[0], logits=0.02 * rows[0].logits)
+    assert 0.02 < rows[1].score - unsure.score < 0.03  # all right, with less confidence
+    assert difference_error(rows[1], unsure) >= 0.5 / items
+    assert expected_gain(rows[1], unsure) < 0
 
 
 def test_the_same_difference_on_more_items_is_enough():

@@ -111,6 +111,7 @@ def _bake_model(
     beside = out.with_name(f"{out.stem}.{_HEAD}")  # for a checkpoint that is one file
     if head is not None and to == "safetensors" and beside.exists() and not target.overwrite:
         raise UsageError("OUT-EXISTS", f"'{beside}' exists", fix="add --overwrite to replace it")
+    source.require_form(to)
     also = source.beside(to) if to != "safetensors" else {}
     if head is not None:
         also[_HEAD] = _head_of_checkpoint(head, source)
@@ -163,8 +164,7 @@ def _bake_adapter(source: BakeSource, ranks: tuple[int | None, int | None], targ
     rank, pad_rank = ranks
     total = sum(4 * entry.block.numel for entry in made.index.blocks)
     with show.progress("composing", total) as advance:
-        base = options.base_files(source.base)
-        adapter = merge_adapters(base, bank, made, rank=rank, progress=advance)
+        adapter = merge_adapters(source.base, bank, made, rank=rank, progress=advance)
     adapter = adapter if pad_rank is None else adapter.padded(pad_rank)
     adapter.save(target.out, details=target.details, overwrite=target.overwrite)
     found = adapter.ranks.values()

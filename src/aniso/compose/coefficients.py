@@ -177,7 +177,7 @@ class Coefficients:
             raise InputError(
                 "CKPT-LINEARISED",
                 "these coefficients were learned over the linearised model, which has no composed weights",
-                fix="evaluate them with --linearised, or learn them over the model itself",
+                fix="evaluate them with aniso eval --linearised, or learn them over the model itself",
             )
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> str:

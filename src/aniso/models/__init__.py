@@ -4,7 +4,14 @@ from aniso.models.cache import WeightsCache
 from aniso.models.encoder import Encoder
 from aniso.models.head import ClassWeights
 from aniso.models.language_model import LanguageModel, load_language_model
-from aniso.models.load import base_weights, list_models, load_composed, load_model, mini_directory
+from aniso.models.load import (
+    base_source,
+    base_weights,
+    list_models,
+    load_composed,
+    load_model,
+    mini_directory,
+)
 from aniso.models.wrapped import Wrapped
 
 __all__ = [
@@ -19,4 +26,5 @@ __all__ = [
     "list_models",
     "mini_directory",
     "base_weights",
+    "base_source",
 ]

@@ -17,7 +17,7 @@ from aniso.classes import ClassList
 from aniso.errors import InputError, UsageError, printable
 from aniso.json_value import JsonObject
 from aniso.models.cache import WeightsCache
-from aniso.models.head import ClassWeights, of_prompts
+from aniso.models.head import ClassWeights, of_prompts, require_names
 from aniso.models.transforms import Pixels, Transforms
 from aniso.models.wrapped import Wrapped
 from aniso.progress import ProgressCallback
@@ -99,7 +99,7 @@ class Family:
     """The network for ``text``, if the encoder's own is not frozen: a sentence encoder trains it."""
     logit_scale: float = 1.0
     """What cosines are multiplied by, if the network has no logit scale of its own."""
-    stored: Mapping[str, Tensor] = field(default_factory=dict)
+    stored: Mapping[str, ClassWeights] = field(default_factory=dict)
     """Class weights by ``ClassList.key`` that are used as they are, whatever the network would make."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Family:
@@ -199,8 +199,9 @@ class Encoder(Wrapped):
         """
         if not self.has_text and self.family.own_head is not None:
             return self._own_rows(classes)
-        if classes.key in self.family.stored:
-            return ClassWeights(classes.names, self.family.stored[classes.key])
+        if (stored := self.family.stored.get(classes.key)) is not None:
+            require_names(stored, classes.names, self.name)
+            return stored
         cache = cache if cache is not None else WeightsCache.default()
         key = self._text_key(classes) if self.has_text else ""
         weights = cache.get(key, classes) if key else None
@@ -239,12 +240,13 @@ class Encoder(Wrapped):
         if self.family.frozen is not None:
             views = json.dumps(self.transforms.identity(), sort_keys=True)
             scale = str(self.logit_scale)
-            stored = {key: tensor_hash(tensor) for key, tensor in self.family.stored.items()}
+            stored = {key: tensor_hash(own.weight) for key, own in self.family.stored.items()}
             words |= {"stored": combined_hash(stored)} if stored else {}
             return {**words, "text": self.family.frozen.fingerprint, "views": views, "scale": scale}
         blocks = [b for b in self.layout.outside if b.kind in (Kind.TEXT_TOWER, Kind.LOGIT_SCALE)]
         state = self.state_dict()
         tensors = {part.key: state[part.key] for block in blocks for part in block.parts}
+        tensors = tensors or state  # a network with adapters in it has names of its own: all of it counts
         hashes = {key: tensor_hash(t.cpu()) for key, t in tensors.items()}
         return {**words, "text": combined_hash(hashes)}
 

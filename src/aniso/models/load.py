@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from aniso.errors import InputError, UsageError, printable
 from aniso.models import classifier, dual_encoder, hugging_face, open_clip, sentence_encoder
 from aniso.models.encoder import Encoder
 from aniso.models.loading import require_activation
-from aniso.weights import Ref
+from aniso.weights import Ref, WeightSource, open_weights
 from aniso.weights.directory import read_json
 from aniso.weights.hub import fetch, looks_like_hub_id
 
@@ -95,6 +96,21 @@ def base_weights(name: str) -> Ref:
     if colon and open_clip.is_name(architecture):
         return load_model(architecture, tag)
     return str(mini_directory()) if name == MINI else name
+
+
+def base_source(model: str, weights: str | None = None) -> WeightSource:
+    """Return the weights of a base with its model's configuration and directory; nothing is read yet.
+
+    ``model`` is a path, a hub id, mini, or a name of open_clip's, whose ``weights`` may be a tag; NAME:TAG
+    is both in one. Other ``weights`` are a file, a directory or a hub id, in place of those of the model.
+    """
+    if weights is None:
+        return open_weights(base_weights(model))
+    if not (Path(model).exists() or model == MINI or looks_like_hub_id(model)):
+        return open_weights(load_model(model, weights))
+    own, source = open_weights(base_weights(model)), open_weights(weights)
+    source.info = replace(source.info, config=own.info.config, home=own.info.home)
+    return source
 
 
 def list_models() -> tuple[str, ...]:

@@ -72,8 +72,10 @@ def load_directory(path: Path, name: str, weights: Ref | None = None) -> Encoder
         modules.network, int(base.config.vocab_size), _length(modules, base.config), modules.lower
     )
     features = partial(_pooled, pooling=modules.pooling)
-    frozen, stored = FrozenNetwork(base), read_class_weights(path)
-    family = Family(features, features, tokens, frozen=frozen, logit_scale=LOGIT_SCALE, stored=stored)
+    stored = read_class_weights(path, int(base.config.hidden_size), LOGIT_SCALE)
+    family = Family(
+        features, features, tokens, frozen=FrozenNetwork(base), logit_scale=LOGIT_SCALE, stored=stored
+    )
     plain = {key: value for key, value in base.config.to_dict().items() if key not in _PASSING}
     settings: JsonObject = {
         "tokens": tokens.fingerprint,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from pydantic import RootModel, ValidationError
-from torch import Tensor
 
 from aniso.classes import ClassList
 from aniso.errors import InputError, printable
@@ -23,6 +22,8 @@ from aniso.weights.files import RawFile
 from aniso.weights.fingerprint import content_checksum, require_checksum
 
 CLASS_WEIGHTS = "class_weights.safetensors"
+_LARGEST = 64 << 20  # bytes
+_TOLERANCE = 1e-3
 
 
 def class_weights_file(made: Iterable[tuple[ClassList, ClassWeights]]) -> bytes:
@@ -36,27 +37,43 @@ def class_weights_file(made: Iterable[tuple[ClassList, ClassWeights]]) -> bytes:
         return (Path(place) / CLASS_WEIGHTS).read_bytes()
 
 
-def read_class_weights(directory: Path) -> Mapping[str, Tensor]:
-    """Return the class weights in a model's directory by ``ClassList.key``; empty if it has no such file."""
+def read_class_weights(directory: Path, width: int, scale: float) -> Mapping[str, ClassWeights]:
+    """Return the class weights in a model's directory by ``ClassList.key``; empty if it has no such file.
+
+    ``width`` is that of the encoder's features, and ``scale`` the length of every row.
+    """
     path = directory / CLASS_WEIGHTS
     if not path.is_file():
         return {}
     file = SafetensorsFile(RawFile(path))
+    if file.nbytes > _LARGEST:
+        raise _no_class_weights(path, f"{file.nbytes:,} bytes", f"at most {_LARGEST:,}")
     tensors = {name: file.read(name) for name in file.tensors}
     require_checksum(file.metadata, tensors, file.label)
     try:
         names = _Index.model_validate_json(file.metadata.get("index", "")).root
     except ValidationError:
         names = {}
-    rows = {key: len(t) for key, t in tensors.items() if t.dim() == 2 and bool(torch.isfinite(t).all())}
-    if not tensors or rows != {key: len(own) for key, own in names.items()}:
-        raise InputError(
-            "HEAD-FILE",
-            f"'{printable(path)}' holds no class weights",
-            expected="a matrix of finite numbers for every list of classes, with a row for each class",
-            fix="bake the model again, or remove the file to make class weights with this encoder",
-        )
-    return tensors
+    if not tensors or set(tensors) != set(names):
+        raise _no_class_weights(path, f"{len(tensors)} matrices, names for {len(names)}", "names for each")
+    for key, rows in tensors.items():
+        if rows.dtype != torch.float32 or rows.shape != (len(names[key]), width):
+            found = f"{rows.dtype} {tuple(rows.shape)}"
+            raise _no_class_weights(path, found, f"torch.float32 {(len(names[key]), width)}")
+        lengths = torch.linalg.vector_norm(rows.double(), dim=1)
+        if not bool(((lengths / scale - 1).abs() < _TOLERANCE).all()):  # also for NaN
+            raise _no_class_weights(path, "rows of other lengths", f"rows of length {scale:g}")
+    return {key: ClassWeights(tuple(names[key]), rows) for key, rows in tensors.items()}
+
+
+def _no_class_weights(path: Path, found: str, expected: str) -> InputError:
+    return InputError(
+        "HEAD-FILE",
+        f"'{printable(path)}' holds no class weights of this encoder",
+        found=found,
+        expected=expected,
+        fix="bake the model again, or remove the file to make class weights with this encoder",
+    )
 
 
 class _Index(RootModel[dict[str, list[str]]]):

@@ -22,7 +22,7 @@ from aniso.progress import ProgressCallback
 from aniso.vectors import Bank
 from aniso.weights.fingerprint import combined_hash
 
-_ADAPTER = "adapter"
+_TRAINED = "trained"
 
 
 @final
@@ -51,7 +51,8 @@ def load_classifier(
     progress: ProgressCallback | None = None,
 ) -> LoadedClassifier:
     """Load the model and its classifier; ``data`` is the directory of known data sets."""
-    encoder: Encoder = load_model(files.base, files.weights).to(device or torch.device("cpu"))
+    of_encoder = files.weights if files.linearised else files.trained or files.weights
+    encoder: Encoder = load_model(files.base, of_encoder).to(device or torch.device("cpu"))
     subject = _subject(encoder, files)
     if files.head is not None:
         subject = subject.with_head(files.head)
@@ -75,9 +76,9 @@ def _subject(encoder: Encoder, files: ModelFiles) -> Subject:
     if files.coefficients is not None:
         bank = open_bank(files.bank or "", encoder.weight_source(), seed=files.seed)
         return Subject.composed(encoder, bank, files.coefficients, linearised=files.linearised)
-    if files.adapter is not None:
-        bank = Bank.build(encoder.weight_source(), {_ADAPTER: str(files.adapter)})
-        return Subject.with_vector(encoder, bank, _ADAPTER)
+    if files.adapter is not None or (files.linearised and files.trained is not None):
+        bank = Bank.build(encoder.weight_source(), {_TRAINED: files.adapter or files.trained or ""})
+        return Subject.with_vector(encoder, bank, _TRAINED, linearised=files.linearised)
     return Subject.base(encoder)
 
 

@@ -53,6 +53,8 @@ class ModelFiles:
     seed: int = 0
     """Draws a random bank."""
     coefficients: Path | None = None
+    trained: Path | None = None
+    """All weights, after a run has trained them; ``weights`` are those that it began with."""
     adapter: Path | None = None
     head: Path | None = None
     linearised: bool = False
@@ -153,20 +155,22 @@ def files_of_run(directory: Path, base: str | None = None, bank: str | None = No
     spec = _spec(directory)
     made = {name: directory / name for name in (COEFFICIENTS, WEIGHTS, ADAPTER, HEAD)}
     there = {name: path for name, path in made.items() if path.exists()}
-    if not there and spec.method != "none":
+    if not set(there) - {HEAD} and spec.method != "none":
         raise InputError(
             "FILE-MISSING",
             f"the run in '{printable(directory)}' keeps no model: method '{printable(spec.method)}'",
             expected=", ".join(made),
-            fix="name the base, with --bank and --coefficients",
+            fix="name base, bank and coefficients: 'aniso coefficients make VECTOR=1 --bank BANK -o FILE'",
         )
+    weights = spec.weights if base is None or _exists(spec.weights) else None  # --base replaces both
     coefficients = there.get(COEFFICIENTS)
     files = ModelFiles(
         f"{directory.resolve().name} ({spec.setting}, {spec.method}, {_name(spec.model)})",
         _existing(base or spec.model, "the base", "--base", directory),
-        str(there[WEIGHTS]) if WEIGHTS in there else spec.weights,
+        None if weights is None else _existing(weights, "the file of weights", "--base", directory),
         seed=spec.seed,
         coefficients=coefficients,
+        trained=there.get(WEIGHTS) if coefficients is None else None,
         adapter=there.get(ADAPTER) if coefficients is None else None,
         head=there.get(HEAD),
         linearised=spec.linearised,
@@ -207,7 +211,7 @@ def _spec(directory: Path) -> _RunSpec:
 
 def _existing(name: str, what: str, option: str, directory: Path) -> str:
     """Return a name of the spec; raises if it is a path that does not exist any more."""
-    if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().exists():
+    if not _exists(name):
         raise InputError(
             "FILE-MISSING",
             f"{what} of the run in '{printable(directory)}' is not at '{printable(name)}'",
@@ -215,6 +219,12 @@ def _existing(name: str, what: str, option: str, directory: Path) -> str:
             fix=f"{option} PATH",
         )
     return name
+
+
+def _exists(name: str | None) -> bool:
+    """Return False for a path to nothing; hub ids, tags and names of models are not looked up."""
+    is_path = name is not None and name.startswith(("/", "./", "../", "~"))
+    return not is_path or Path(str(name)).expanduser().exists()
 
 
 def _name(text: str) -> str:
