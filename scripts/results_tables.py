@@ -8,7 +8,7 @@ A table stands below a comment with its name; everything else on the page is wri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,7 +21,11 @@ PAGE = ROOT / "docs" / "results.md"
 NOTHING = "\N{EN DASH}"
 BASES = ("MiniLM", "lite0", "mini")
 ADDITION = dict(zip(BASES, ("minilm-addition", "lite0-addition", "addition"), strict=True))
-FEW_SHOT = dict(zip(BASES, ("minilm-few-shot", "lite0-few-shot", "few-shot"), strict=True))
+FEW_SHOT = {
+    "MiniLM": ("minilm-few-shot", "minilm-few-shot-more"),
+    "lite0": ("lite0-few-shot",),
+    "mini": ("few-shot",),
+}
 NEGATION = dict(zip(BASES, ("minilm-negation", "lite0-negation", "negation"), strict=True))
 TEST_TIME = dict(zip(BASES, ("minilm-test-time", "lite0-test-time", "test-time"), strict=True))
 SHOTS = (1, 16)
@@ -69,6 +73,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))
 
 
+def tasks_of(found: Iterable[Record]) -> set[str]:
+    """Return the tasks that were measured."""
+    return {task for record in found for task in record.metrics.accuracy}
+
+
 def addition() -> str:
     """One model for eight tasks."""
     labels = {
@@ -114,14 +123,17 @@ def few_shot() -> str:
         "learned, then a linear probe": "learned anisotropic + linear probe",
     }
     columns = [(base, shots) for base in BASES for shots in SHOTS]
+    tasks = {
+        base: tasks_of(r for name in FEW_SHOT[base] for r in records(name, "zero-shot")) for base in BASES
+    }
     rows = []
     for name, label in labels.items():
-        found = {base: records(FEW_SHOT[base], label) for base in BASES}
-        chosen = [
-            [r for r in found[base] if label == "zero-shot" or r.spec.shots == shots]
-            for base, shots in columns
-        ]
-        rows.append((name, *(cell(by_seed(own)) for own in chosen)))
+        cells = []
+        for base, shots in columns:
+            found = [r for name in FEW_SHOT[base] for r in records(name, label)]
+            own = [r for r in found if label == "zero-shot" or r.spec.shots == shots]
+            cells.append(cell(by_seed(own)) if tasks_of(own) == tasks[base] else NOTHING)
+        rows.append((name, *cells))
     return table(["accuracy", *(f"{base}, {shots}" for base, shots in columns)], rows)
 
 
