@@ -28,7 +28,7 @@ OTHERS = (
     *("minilm-addition", "minilm-few-shot", "minilm-few-shot-more", "minilm-merge-rules"),
     *("minilm-merging", "minilm-negation"),
     *("minilm-out-of-domain", "minilm-out-of-domain-emotion"),
-    *("minilm-test-time", "minilm-test-time-rates"),
+    *("minilm-selection", "minilm-test-time", "minilm-test-time-objectives", "minilm-test-time-rates"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
 )
@@ -314,6 +314,7 @@ def _task_rows(experiment: str) -> list[str]:
     ("page", "experiment"),
     [
         (MINILM, "minilm-test-time"),
+        (MINILM, "minilm-test-time-objectives"),
         (MINILM, "minilm-test-time-rates"),
         (LITE0, "lite0-test-time"),
     ],
@@ -340,6 +341,7 @@ def test_what_is_said_of_few_shots_on_lite0_is_what_was_recorded():
         (LITE0, "## Selection", "budgets", "lite0-selection"),
         (MINILM, "### Out of domain", "out-of-domain", "minilm-out-of-domain"),
         (MINILM, "### Out of domain", "out-of-domain", "minilm-out-of-domain-emotion"),
+        (MINILM, "## Selection", "budgets", "minilm-selection"),
     ],
 )
 def test_other_tables_are_made_from_their_records(page, heading, kind, experiment):
