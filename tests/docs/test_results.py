@@ -27,7 +27,7 @@ OTHERS = (
     *("addition-linearised", "joint-epochs", "learning-rates", "lpp", "tip"),
     *("minilm-addition", "minilm-few-shot", "minilm-few-shot-more", "minilm-merge-rules"),
     *("minilm-merging", "minilm-negation"),
-    *("minilm-out-of-domain", "minilm-out-of-domain-emotion"),
+    *("minilm-out-of-domain", "minilm-out-of-domain-emotion", "minilm-random-bases"),
     *("minilm-selection", "minilm-test-time", "minilm-test-time-objectives", "minilm-test-time-rates"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
@@ -342,6 +342,7 @@ def test_what_is_said_of_few_shots_on_lite0_is_what_was_recorded():
         (MINILM, "### Out of domain", "out-of-domain", "minilm-out-of-domain"),
         (MINILM, "### Out of domain", "out-of-domain", "minilm-out-of-domain-emotion"),
         (MINILM, "## Selection", "budgets", "minilm-selection"),
+        (MINILM, "## Random bases", "table", "minilm-random-bases"),
     ],
 )
 def test_other_tables_are_made_from_their_records(page, heading, kind, experiment):
