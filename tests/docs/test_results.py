@@ -29,6 +29,7 @@ OTHERS = (
     *("minilm-merging", "minilm-negation"),
     *("minilm-out-of-domain", "minilm-out-of-domain-emotion", "minilm-random-bases"),
     *("minilm-selection", "minilm-test-time", "minilm-test-time-objectives", "minilm-test-time-rates"),
+    "minilm-vector-kinds",
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
 )
@@ -343,6 +344,7 @@ def test_what_is_said_of_few_shots_on_lite0_is_what_was_recorded():
         (MINILM, "### Out of domain", "out-of-domain", "minilm-out-of-domain-emotion"),
         (MINILM, "## Selection", "budgets", "minilm-selection"),
         (MINILM, "## Random bases", "table", "minilm-random-bases"),
+        (MINILM, "### Other kinds of vectors", "details", "minilm-vector-kinds"),
     ],
 )
 def test_other_tables_are_made_from_their_records(page, heading, kind, experiment):
@@ -351,6 +353,22 @@ def test_other_tables_are_made_from_their_records(page, heading, kind, experimen
     table = made[f"{kind}-{experiment}.md"].decode()
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len(rows) > 3 and "\n".join(rows) in section
+
+
+def test_what_is_said_of_other_kinds_of_vectors_is_what_was_recorded():
+    section = MINILM.read_text().partition("### Other kinds of vectors")[2].partition("\n## ")[0]
+    runs = _additions("minilm-vector-kinds")
+    means = {label: [mean(run.values()) for run in own] for label, own in runs.items()}
+    for kind, words in (
+        ("", "full vectors"),
+        (", LoRA of rank 16", "adapters"),
+        (", linearised", "linearised"),
+    ):
+        learned, (own,) = means[f"learned anisotropic{kind}"], means[f"own vectors{kind}"]
+        vectors = " vectors" if kind == ", linearised" else ""
+        assert f"{_said(learned)} with {words}{vectors} (own {own:.1f})" in section
+    better = mean(means["learned anisotropic, LoRA of rank 16"]) - mean(means["learned anisotropic"])
+    assert f"better with them by {better:.1f} points" in section
 
 
 def test_what_is_said_of_test_time_is_what_was_recorded():
