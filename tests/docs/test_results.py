@@ -29,7 +29,7 @@ OTHERS = (
     *("minilm-merging", "minilm-negation"),
     *("minilm-out-of-domain", "minilm-out-of-domain-emotion", "minilm-random-bases"),
     *("minilm-selection", "minilm-test-time", "minilm-test-time-objectives", "minilm-test-time-rates"),
-    "minilm-vector-kinds",
+    *("minilm-vector-kinds", "minilm-xk"),
     *("lite0-addition", "lite0-few-shot", "lite0-negation", "lite0-out-of-domain"),
     *("lite0-selection", "lite0-test-time"),
 )
@@ -345,6 +345,7 @@ def test_what_is_said_of_few_shots_on_lite0_is_what_was_recorded():
         (MINILM, "## Selection", "budgets", "minilm-selection"),
         (MINILM, "## Random bases", "table", "minilm-random-bases"),
         (MINILM, "### Other kinds of vectors", "details", "minilm-vector-kinds"),
+        (MINILM, "## More coefficients", "table", "minilm-xk"),
     ],
 )
 def test_other_tables_are_made_from_their_records(page, heading, kind, experiment):
