@@ -98,13 +98,16 @@ def addition() -> str:
 def merging() -> str:
     """Merges of MiniLM's eight vectors."""
     rows = []
-    for label in (
-        "TSV-M",
-        "TSV-M, FeatCal",
-        "learned anisotropic from TSV-M at its scale, teachers",
-        "learned anisotropic from TSV-M at its scale, labels",
+    start = "learned anisotropic from"
+    for experiment, label in (
+        ("minilm-merge-rules", "TSV-M"),
+        ("minilm-merge-rules", "TSV-M, FeatCal"),
+        ("minilm-merge-rules", f"{start} TSV-M at its scale, teachers"),
+        ("minilm-merge-rules", f"{start} TSV-M at its scale, labels"),
+        ("minilm-merge-methods", "CART"),
+        ("minilm-merge-methods", f"{start} CART at its scale, teachers"),
     ):
-        found = records("minilm-merge-rules", label)
+        found = records(experiment, label)
         (data,) = {record.metrics.supervision or "" for record in found}
         rows.append((label, data, cell(by_seed(found)), cell(by_seed(found, relative))))
     return table(["method", "data", "mean of eight tasks", "share of the own models, %"], rows)

@@ -26,6 +26,7 @@ NAMES = (
 OTHERS = (
     *("addition-linearised", "joint-epochs", "learning-rates", "lpp", "tip"),
     *("minilm-addition", "minilm-few-shot", "minilm-few-shot-more", "minilm-merge-rules"),
+    "minilm-merge-methods",
     *("minilm-merging", "minilm-negation"),
     *("minilm-out-of-domain", "minilm-out-of-domain-emotion", "minilm-random-bases"),
     *("minilm-selection", "minilm-test-time", "minilm-test-time-objectives", "minilm-test-time-rates"),
@@ -393,7 +394,7 @@ def test_what_is_said_of_negation_on_three_targets_is_what_was_recorded():
     assert f"give {target:.1f} with the control at {control:.1f}" in MINI.read_text()
 
 
-@pytest.mark.parametrize("name", ["minilm-merging", "minilm-merge-rules"])
+@pytest.mark.parametrize("name", ["minilm-merging", "minilm-merge-rules", "minilm-merge-methods"])
 def test_the_merging_tables_of_minilm_are_made_from_their_records(name):
     section = MINILM.read_text().partition("## Merging")[2].partition("\n## ")[0]
     made = build(read_records([EXPERIMENTS / name / "records"]), figures=False)
@@ -438,3 +439,31 @@ def test_what_is_said_of_starts_at_a_scale_is_what_was_recorded():
         )
     for page in ("tsv", "teachers"):
         assert means[taught] in (methods / f"{page}.md").read_text()
+
+
+def test_what_is_said_of_a_start_from_cart_is_what_was_recorded():
+    records = RecordStore(EXPERIMENTS / "minilm-merge-methods" / "records").finished().values()
+    shares: dict[str, list[float]] = {}
+    scales = {}
+    for record in records:
+        reference = record.metrics.reference
+        scores = record.metrics.accuracy.items()
+        share = mean(100 * score.accuracy / reference[task] for task, score in scores)
+        shares.setdefault(record.label, []).append(share)
+        scales[record.label] = record.metrics.scale
+        assert record.metrics.supervision == ("labelled" if record.label.endswith("labels") else "unlabelled")
+    means = {
+        label: _said([mean(run.values()) for run in runs])
+        for label, runs in _additions("minilm-merge-methods").items()
+    }
+    cart, tsv = (f"learned anisotropic from {rule} at its scale, teachers" for rule in ("CART", "TSV-M"))
+    section = MINILM.read_text().partition("### More rules, and a start from CART")[2].partition("\n## ")[0]
+    assert f"{means[cart]}, {_said(shares[cart])} %" in section
+    assert f"from TSV-M {means[tsv]}, {_said(shares[tsv])} %" in section
+    methods = EXPERIMENTS.parent / "docs" / "methods"
+    for page, label in (("cart", "CART"), ("aswudi", "ASWUDI"), ("iso", "Iso-CTS")):
+        said = f"{label}: {means[label]} at a scale of {scales[label]}"
+        assert said in (methods / f"{page}.md").read_text()
+    assert f"{means[cart]} from teachers" in (methods / "cart.md").read_text()
+    assert {r.spec.start_scale for r in records if "from CART" in r.label} == {scales["CART"]}
+    assert {r.spec.start_scale for r in records if "from TSV-M" in r.label} == {scales["TSV-M"]}
