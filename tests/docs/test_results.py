@@ -459,7 +459,7 @@ def test_what_is_said_of_a_start_from_cart_is_what_was_recorded():
     cart, tsv = (f"learned anisotropic from {rule} at its scale, teachers" for rule in ("CART", "TSV-M"))
     section = MINILM.read_text().partition("### More rules, and a start from CART")[2].partition("\n## ")[0]
     assert f"{means[cart]}, {_said(shares[cart])} %" in section
-    assert f"from TSV-M {means[tsv]}, {_said(shares[tsv])} %" in section
+    assert f"From TSV-M {means[tsv]}, {_said(shares[tsv])} %" in section
     methods = EXPERIMENTS.parent / "docs" / "methods"
     for page, label in (("cart", "CART"), ("aswudi", "ASWUDI"), ("iso", "Iso-CTS")):
         said = f"{label}: {means[label]} at a scale of {scales[label]}"
