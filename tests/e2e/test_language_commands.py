@@ -134,3 +134,13 @@ def assert_close_in_peft(home: Path, tmp_path: Path, coefficients: Coefficients)
         found = peft.PeftModel.from_pretrained(model, tmp_path / "one").eval()(**tokens).logits
     assert float((expected - base).abs().max()) > 1e-2
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fine_tuned_model_with_tied_embeddings_is_baked(home: Path, tmp_path: Path, done: Done) -> None:
+    tuned = ("--method", "weights", "--epochs", 4, "--lr", 1e-2, "-o", tmp_path / "run")
+    ran = done(*learn(home, "few of both", *tuned))
+    (measured,) = ran["metrics"]["perplexity"].values()
+    done("bake", tmp_path / "run", "--to", "huggingface", "-o", tmp_path / "baked")
+    texts = ("--texts", home / "rest of both.jsonl", "--length", 32)
+    ((before,), (after,)) = (done("eval", model, *texts) for model in (home / "base", tmp_path / "baked"))
+    assert after["perplexity"] == pytest.approx(measured, rel=1e-4) != pytest.approx(before["perplexity"])
