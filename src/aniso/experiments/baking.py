@@ -73,8 +73,14 @@ class BakeSource:
         home = home_of(self.base)
         is_text = home is not None and (recognises(home) or recognises(home.parent))
         if (to == HUGGING_FACE and is_text) or (to == SENTENCE and not is_text):
-            kind, fit = ("a sentence encoder", SENTENCE) if is_text else ("no sentence encoder", HUGGING_FACE)
-            raise UsageError("USAGE", f"{self.base.label} is {kind}", given=f"--to {to}", fix=f"--to {fit}")
+            fit = SENTENCE if is_text else HUGGING_FACE
+            lost = "pooling and class weights of a sentence encoder" if is_text else "model of images"
+            raise UsageError(
+                "USAGE",
+                f"a directory of kind {to} has no place for the {lost}",
+                found=self.base.label,
+                fix=f"--to {fit}",
+            )
 
     def beside(self, to: str) -> dict[str, tuple[bytes, str]]:
         """Return files for a directory of kind ``to`` by name, each with a sentence for the card."""
@@ -155,7 +161,7 @@ def _require_base_of(record: Record | None, files: ModelFiles, base: WeightSourc
             found=found,
             expected=known,
             likely="another model, or the directory has changed since",
-            fix="--base with the run's own base",
+            fix="--base DIRECTORY, with the model that the run began with",
         )
 
 

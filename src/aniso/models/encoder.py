@@ -17,7 +17,8 @@ from aniso.classes import ClassList
 from aniso.errors import InputError, UsageError, printable
 from aniso.json_value import JsonObject
 from aniso.models.cache import WeightsCache
-from aniso.models.head import ClassWeights, of_prompts, require_names
+from aniso.models.head import ClassWeights, of_prompts
+from aniso.models.stored_class_weights import require_names
 from aniso.models.transforms import Pixels, Transforms
 from aniso.models.wrapped import Wrapped
 from aniso.progress import ProgressCallback

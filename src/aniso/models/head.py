@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aniso.errors import InputError, printable
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -38,15 +36,3 @@ def of_prompts(
     """From text features, classes x prompts x width: normalise, mean over prompts, normalise, scale."""
     mean = functional.normalize(features.float(), dim=-1).mean(1)
     return ClassWeights(names, functional.normalize(mean, dim=-1) * torch.tensor(scale), notes=notes)
-
-
-def require_names(stored: ClassWeights, names: tuple[str, ...], model: str) -> None:
-    """Raise unless stored class weights are of these classes, in this order."""
-    if stored.names != names:
-        raise InputError(
-            "HEAD-FILE",
-            f"the class weights beside '{model}' are of other classes than their file says",
-            found=printable(", ".join(stored.names[:8])),
-            expected=printable(", ".join(names[:8])),
-            fix="bake the model again, or remove class_weights.safetensors",
-        )

@@ -15,6 +15,7 @@ from aniso.weights.directory import read_json
 from aniso.weights.hub import fetch, looks_like_hub_id
 
 MINI = "mini"
+TIMM = "timm:"
 
 
 def load_model(name: str | Path, weights: Ref | None = None, *, activation: str | None = None) -> Encoder:
@@ -38,8 +39,8 @@ def load_model(name: str | Path, weights: Ref | None = None, *, activation: str 
     path = path_of(text)
     if path.is_dir():
         return _directory(path, path.resolve().name, weights, activation)
-    if text.startswith("timm:"):
-        return classifier.load_timm(text.removeprefix("timm:"), weights, text)
+    if text.startswith(TIMM):
+        return classifier.load_timm(text.removeprefix(TIMM), weights, text)
     if open_clip.is_name(text):
         return open_clip.load(text, weights, activation)
     if path.is_file():
@@ -99,11 +100,13 @@ def base_weights(name: str) -> Ref:
 
 
 def base_source(model: str, weights: str | None = None) -> WeightSource:
-    """Return the weights of a base with its model's configuration and directory; nothing is read yet.
+    """Return the weights of a base with its model's configuration and directory.
 
     ``model`` is a path, a hub id, mini, or a name of open_clip's, whose ``weights`` may be a tag; NAME:TAG
     is both in one. Other ``weights`` are a file, a directory or a hub id, in place of those of the model.
     """
+    if model.startswith(TIMM):
+        return open_weights(load_model(model, weights))
     if weights is None:
         return open_weights(base_weights(model))
     if not (Path(model).exists() or model == MINI or looks_like_hub_id(model)):

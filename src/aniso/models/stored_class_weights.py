@@ -62,8 +62,21 @@ def read_class_weights(directory: Path, width: int, scale: float) -> Mapping[str
             raise _no_class_weights(path, found, f"torch.float32 {(len(names[key]), width)}")
         lengths = torch.linalg.vector_norm(rows.double(), dim=1)
         if not bool(((lengths / scale - 1).abs() < _TOLERANCE).all()):  # also for NaN
-            raise _no_class_weights(path, "rows of other lengths", f"rows of length {scale:g}")
+            found = f"rows of length {float(lengths.min()):g} to {float(lengths.max()):g}"
+            raise _no_class_weights(path, found, f"rows of length {scale:g}")
     return {key: ClassWeights(tuple(names[key]), rows) for key, rows in tensors.items()}
+
+
+def require_names(stored: ClassWeights, names: tuple[str, ...], model: str) -> None:
+    """Raise unless stored class weights are of these classes, in this order."""
+    if stored.names != names:
+        raise InputError(
+            "HEAD-FILE",
+            f"{CLASS_WEIGHTS} of '{printable(model)}' has class weights of other classes under these prompts",
+            found=printable(", ".join(stored.names[:8])),
+            expected=printable(", ".join(names[:8])),
+            fix=f"bake the model again, or remove {CLASS_WEIGHTS} to make class weights with this encoder",
+        )
 
 
 def _no_class_weights(path: Path, found: str, expected: str) -> InputError:
